@@ -1,0 +1,28 @@
+"""What the algorithms share."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import optax
+
+from decomp.base import Compressor, PyTree
+
+
+def local_update(
+  optimizer: optax.GradientTransformation, grads: PyTree, state: Any
+) -> tuple[PyTree, Any]:
+  """The worker's own step u = optimizer(g), in the parameters' dtypes, and its new state."""
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  return optax.tree.cast_like(updates, state.params), opt_state
+
+
+def warn_if_biased(algorithm: str, compressor: Compressor) -> None:
+  """Both of the paper's theorems need E C(z) = z; biased compressors sometimes work."""
+  if not compressor.unbiased:
+    warnings.warn(
+      f'{algorithm} with compressor={compressor}, which is biased: its theory needs an unbiased '
+      'one, such as stochastic_quantizer; choco_sgd is made for biased ones',
+      stacklevel=3,
+    )

@@ -1,0 +1,110 @@
+"""The two values everything is made of: a `Compressor` and an `Algorithm`.
+
+Both are NamedTuples of pure functions, written for ONE worker and ONE array (a compressor) or one
+pytree (an algorithm). `decomp.simulate` lifts them to all workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+PyTree = Any
+"""Any nesting of tuples, lists, dicts and NamedTuples with arrays as leaves."""
+
+
+class Network(Protocol):
+  """What a worker sees of the others. `decomp.network` implements it for each executor."""
+
+  index: jax.Array
+  """This worker's number, 0 to n - 1."""
+  round: jax.Array
+  """The number of the current step, from 0; the same for all workers."""
+
+  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = ...) -> PyTree:
+    """Sends `payload` to the neighbours; returns sum_j W_ij decode(payload_j), own one included."""
+    ...
+
+  def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
+    """The average over all workers of decode(payload_j)."""
+    ...
+
+
+class Compressor(NamedTuple):
+  """A lossy code for one array.
+
+  C(x) = decode(encode(key, x), x) is what the receiver gets. A leaf of zeros decodes to zeros, and
+  non-finite input gives non-finite output.
+
+  Attributes:
+    encode: (key, x) -> payload, a pytree of bit-packed arrays. Its bytes are what the wire carries.
+    decode: (payload, like) -> x, with the shape and dtype of `like`.
+    unbiased: whether E C(x) = x.
+    alpha2: d -> the least known bound on E|C(x) - x|² / |x|² over arrays of d elements, or None.
+    delta: d -> the largest known δ with E|C(x) - x|² <= (1 - δ)|x|², or None.
+    limit: elements beyond ±limit are clipped; infinity for compressors that scale with their input.
+    name: the call that made it.
+  """
+
+  encode: Callable[[jax.Array, jax.Array], PyTree]
+  decode: Callable[[PyTree, Any], jax.Array]
+  unbiased: bool
+  alpha2: Callable[[int], float] | None = None
+  delta: Callable[[int], float] | None = None
+  limit: float = math.inf
+  name: str = 'custom compressor'
+
+  def __repr__(self) -> str:
+    return self.name
+
+
+class Needs(NamedTuple):
+  """What an algorithm asks of the topology; `simulate` checks it before the first step.
+
+  Attributes:
+    connected: information from every worker reaches every other one.
+    symmetric: W equals its transpose.
+    fixed: W is the same in every round, because workers carry sums of their neighbours' messages.
+  """
+
+  connected: bool = False
+  symmetric: bool = False
+  fixed: bool = False
+
+
+class Algorithm(NamedTuple):
+  """One worker's part of a decentralised algorithm.
+
+  Attributes:
+    init: (params, net) -> state.
+    step: (key, grads, state, net) -> (state, info). `state.params` is the point where the next
+      gradient is taken; `info` holds diagnostics.
+    needs: what is asked of the topology.
+    name: the call that made it.
+  """
+
+  init: Callable[[PyTree, Any], Any]
+  step: Callable[[jax.Array, PyTree, Any, Any], tuple[Any, Any]]
+  needs: Needs = Needs()
+  name: str = 'custom algorithm'
+
+  def __repr__(self) -> str:
+    return self.name
+
+
+class Info(NamedTuple):
+  """Diagnostics of one worker's step: what shows trouble coming.
+
+  Attributes:
+    compression_error: |C(z) - z|² / |z|² of the message z, the α² of this very step (0 if z = 0).
+      DCD stops contracting when it stays above the topology's limit.
+    message_norm: |z|. In DCD it should shrink with the learning rate; in ECD it grows with t.
+    clipped: the fraction of z's elements beyond the compressor's limit.
+  """
+
+  compression_error: jax.Array
+  message_norm: jax.Array
+  clipped: jax.Array

@@ -1,0 +1,186 @@
+"""Checkpoints of a training run, through Orbax: asynchronous, atomic, the last few kept.
+
+A directory belongs to one run. It holds the run's configuration (``config.json``) and a directory
+per step, which appears only once it is complete.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+__all__ = ['Checkpoint', 'Checkpointer']
+
+
+class Checkpoint(NamedTuple):
+  """What `Checkpointer.restore` returns.
+
+  Attributes:
+    step: The step it was saved at.
+    state: The training state.
+    rows: The metrics up to that step, one dict per row.
+  """
+
+  step: int
+  state: Any
+  rows: list[dict[str, Any]]
+
+
+class Checkpointer:
+  """Saves and restores the state and the metrics of one run.
+
+  Example:
+    >>> import tempfile
+    >>> state = {'params': jnp.arange(3.0)}
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   with Checkpointer(directory, {'seed': 0}) as checkpointer:
+    ...     checkpointer.save(10, state, [{'step': 10, 'loss': 0.5}])
+    ...   with Checkpointer(directory, {'seed': 0}) as checkpointer:
+    ...     step, state, rows = checkpointer.restore(like=state)
+    >>> step, state, rows
+    (10, {'params': Array([0., 1., 2.], dtype=float32)}, [{'step': 10, 'loss': 0.5}])
+  """
+
+  def __init__(
+    self,
+    directory: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    keep: int = 3,
+    ignore: Sequence[str] = (),
+  ):
+    """Opens a directory, and removes what an interrupted save left there.
+
+    Args:
+      directory: Where the run's checkpoints are; created if need be.
+      config: What defines the run, as JSON values. Written once; every later opening must give
+        the same.
+      keep: How many checkpoints to keep, the latest ones.
+      ignore: Keys of `config` that may differ from those the run was started with.
+
+    Raises:
+      ValueError: If the directory belongs to a run with another configuration.
+    """
+    path = Path(directory).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    _check_config(path / 'config.json', config, ignore)
+    logging.getLogger('absl').addFilter(_is_not_chatter)
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    self._manager = ocp.CheckpointManager(path, options=options)
+
+  def save(self, step: int, state: Any, history_rows: Sequence[Mapping[str, Any]]) -> None:
+    """Starts to save in the background; a step that is already there is left as it is.
+
+    Args:
+      step: The number of steps done, never less than that of the latest checkpoint.
+      state: A pytree of arrays, none of size zero. It may be donated once this returns.
+      history_rows: The metrics so far, as JSON values.
+
+    Raises:
+      ValueError: If there is a later checkpoint, which `restore` would prefer to this one.
+    """
+    latest = self._manager.latest_step()
+    if latest is not None and step < latest:
+      raise ValueError(
+        f'cannot save step {step}: {self._manager.directory} already holds step {latest}; '
+        'restore it first, or choose another directory'
+      )
+    if step == latest:
+      return
+    # Written out later, while the run goes on to append: hence a copy, which also shows at once
+    # whether the rows are JSON.
+    rows = json.loads(json.dumps(history_rows))
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(state=ocp.args.StandardSave(state), rows=ocp.args.JsonSave(rows)),
+    )
+
+  def restore(self, like: Any) -> Checkpoint | None:
+    """Reads the latest complete checkpoint.
+
+    Args:
+      like: A pytree of arrays or `jax.ShapeDtypeStruct` like the saved state. Arrays are restored
+        onto its shardings, and onto the default device, uncommitted, where it has none.
+
+    Returns:
+      The checkpoint, or None if there is none.
+    """
+    self._manager.wait_until_finished()
+    step = self._manager.latest_step()
+    if step is None:
+      return None
+    target = jax.tree.map(_target, like)
+    restored = self._manager.restore(
+      step,
+      args=ocp.args.Composite(state=ocp.args.StandardRestore(target), rows=ocp.args.JsonRestore()),
+    )
+    return Checkpoint(step, jax.tree.map(_place, like, restored.state), restored.rows)
+
+  def close(self) -> None:
+    """Waits for pending saves, and raises what went wrong in them."""
+    self._manager.wait_until_finished()
+    self._manager.close()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.close()
+
+
+def _check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str]) -> None:
+  """Compares `config` with that of the file, or writes the file if there is none."""
+  text = json.dumps(config, indent=2)
+  if not path.exists():
+    if jax.process_index() == 0:
+      # In two moves, so that no half-written file can be left behind.
+      path.with_suffix('.tmp').write_text(text)
+      path.with_suffix('.tmp').replace(path)
+    return
+  there, here = json.loads(path.read_text()), json.loads(text)
+  lines = [
+    f'{key}: {_shown(there, key)} there, {_shown(here, key)} here'
+    for key in {**there, **here}
+    if key not in ignore and _shown(there, key) != _shown(here, key)
+  ]
+  if lines:
+    raise ValueError(
+      '\n  '.join([f'{path.parent} belongs to a run with another configuration:', *lines])
+    )
+
+
+def _shown(config: Mapping[str, Any], key: str) -> str:
+  return json.dumps(config[key], sort_keys=True) if key in config else 'missing'
+
+
+def _is_not_chatter(record: logging.LogRecord) -> bool:
+  """Drops what Orbax tells about its progress, and keeps its warnings."""
+  return record.levelno >= logging.WARNING or 'orbax' not in Path(record.pathname).parts
+
+
+def _is_unplaced(like: Any) -> bool:
+  if isinstance(like, jax.Array):
+    return not like.committed
+  return isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
+
+
+def _target(like: Any) -> Any:
+  # Orbax commits every jax.Array to devices, after which jit refuses to combine it with arrays
+  # elsewhere: what is not committed is read through NumPy.
+  return np.empty(like.shape, like.dtype) if _is_unplaced(like) else like
+
+
+def _place(like: Any, restored: Any) -> Any:
+  return jnp.array(restored) if _is_unplaced(like) else restored

@@ -1,0 +1,24 @@
+"""Lossy codes for messages: each is a factory that returns a `decomp.Compressor`."""
+
+from decomp.compressors.fixed_grid import fixed_grid
+from decomp.compressors.identity import identity
+from decomp.compressors.measuring import Measurement as Measurement
+from decomp.compressors.measuring import measure as measure
+from decomp.compressors.natural import natural
+from decomp.compressors.qsgd import qsgd
+from decomp.compressors.random_k import random_k
+from decomp.compressors.sign_norm import sign_norm
+from decomp.compressors.stochastic_quantizer import stochastic_quantizer
+from decomp.compressors.top_k import top_k
+
+# The factories: flags, tables and tests go by this list.
+__all__ = [
+  'fixed_grid',
+  'identity',
+  'natural',
+  'qsgd',
+  'random_k',
+  'sign_norm',
+  'stochastic_quantizer',
+  'top_k',
+]

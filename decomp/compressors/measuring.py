@@ -1,0 +1,61 @@
+"""What a compressor does to real input."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from decomp import tree, wire
+from decomp.base import Compressor, PyTree
+
+
+class Measurement(NamedTuple):
+  """Statistics of C on one input x.
+
+  Attributes:
+    alpha2: E|C(x) - x|² / |x|², over the draws.
+    bias: |E C(x) - x| / |x|. Of an unbiased compressor only sampling noise is left, about
+      sqrt(alpha2 / samples).
+    bytes_per_element: the bytes of the packed message for each element of x.
+  """
+
+  alpha2: float
+  bias: float
+  bytes_per_element: float
+
+
+def measure(compressor: Compressor, x: PyTree, key: jax.Array, samples: int = 64) -> Measurement:
+  """Compresses `x` (an array or a pytree) `samples` times with independent keys.
+
+  >>> from decomp import compressors
+  >>> measure(compressors.top_k(0.25), jnp.array([3.0, 4.0, 0.0, 0.0]), jax.random.key(0))
+  Measurement(alpha2=0.36, bias=0.6, bytes_per_element=1.25)
+  """
+
+  def draw(
+    total: tuple[PyTree, jax.Array], key: jax.Array
+  ) -> tuple[tuple[PyTree, jax.Array], None]:
+    error = optax.tree.sub(tree.compress(compressor, key, x).value, x)
+    sums, squares = total
+    return (optax.tree.add(sums, error), squares + optax.tree.norm(error, squared=True)), None
+
+  @jax.jit
+  def run(keys: jax.Array) -> tuple[PyTree, jax.Array]:
+    return jax.lax.scan(draw, (optax.tree.zeros_like(x), jnp.float32(0)), keys)[0]
+
+  sums, squares = run(jax.random.split(key, samples))
+  norm = float(optax.tree.norm(x))
+  payload = jax.eval_shape(lambda key: tree.compress(compressor, key, x).payload, key)
+  return Measurement(
+    alpha2=_ratio(float(squares) / samples, norm**2),
+    bias=_ratio(float(optax.tree.norm(sums)) / samples, norm),
+    bytes_per_element=wire.size(payload) / optax.tree.size(x),
+  )
+
+
+def _ratio(part: float, whole: float) -> float:
+  return float(np.round(part / whole, 7)) if whole else 0.0

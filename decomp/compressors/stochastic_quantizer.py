@@ -1,0 +1,86 @@
+"""Stochastic uniform quantization with the largest magnitude as the scale."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from decomp import wire
+from decomp.base import Compressor
+from decomp.compressors.rounding import check_bits, safe_divide, stochastic_round
+
+
+class Quantized(NamedTuple):
+  """Packed codes, and one float32 distance between levels for each bucket."""
+
+  codes: jax.Array
+  step: jax.Array
+
+
+def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
+  """Rounds each element at random to one of the two nearest points of a uniform grid.
+
+  With s = 2**(bits-1) - 1 levels a side and Δ = max|x| / s,
+
+    C(x)_i = Δ (⌊x_i/Δ⌋ + [u_i < frac(x_i/Δ)]),   u_i uniform on [0, 1),
+
+  so that E C(x) = x, 0 is on the grid and ±max|x| are reachable. One bit means the two points
+  ±max|x|. The squared error is Δ² sum f_i(1 - f_i) <= d Δ²/4 with f_i the fractional parts, hence
+  α² <= d/(4 s²) at worst; measured on Gaussian input it is 2e-4 at 8 bits, 0.07 at 4, 2.6 at 2.
+
+  Args:
+    bits: bits per element, 1 to 8.
+    bucket: elements that share a scale; None for one scale per leaf. Smaller buckets follow the
+      magnitudes more closely and cost 4 bytes each.
+
+  Returns:
+    An unbiased `Compressor` whose message has `bits` bits per element and 4 bytes per scale.
+
+  >>> compressor = stochastic_quantizer(bits=2)
+  >>> x = jnp.array([-2.0, 0.0, 2.0, 2.0])
+  >>> payload = compressor.encode(jax.random.key(0), x)
+  >>> payload.codes.nbytes, compressor.decode(payload, x)
+  (1, Array([-2.,  0.,  2.,  2.], dtype=float32))
+
+  Reference: Alistarh et al., QSGD, arXiv 1610.02132 (with the maximum norm and buckets, section 4).
+  """
+  bits = check_bits(bits, 1, 8)
+  if bucket is not None and (not isinstance(bucket, int) or bucket < 1):
+    raise ValueError(f'bucket={bucket!r}: must be a whole number of elements, or None')
+  levels = max(1, 2 ** (bits - 1) - 1)
+
+  def encode(key: jax.Array, x: jax.Array) -> Quantized:
+    rows = _rows(x.astype(jnp.float32), bucket)
+    step = jnp.abs(rows).max(1, initial=0) / levels
+    grid = safe_divide(rows, step[:, None])
+    if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
+      codes = stochastic_round(key, (grid + 1) / 2)
+    else:
+      codes = stochastic_round(key, grid) + levels
+    codes = jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8)
+    return Quantized(wire.pack_bits(codes.reshape(-1)[: x.size], bits), step)
+
+  def decode(payload: Quantized, like: Any) -> jax.Array:
+    codes = wire.unpack_bits(payload.codes, bits, like.size)
+    grid = codes.astype(jnp.float32) * (2 if bits == 1 else 1) - levels
+    scaled = _rows(grid, bucket) * payload.step[:, None]
+    return scaled.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
+
+  def alpha2(size: int) -> float:
+    # At 1 bit the error of x_i is max² - x_i²; from 2 bits on it is at most Δ²/4.
+    length = min(size, bucket or size)
+    return max(0, length - 1) if bits == 1 else length / (4 * levels**2)
+
+  arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '')
+  name = f'stochastic_quantizer({arguments})'
+  return Compressor(encode, decode, unbiased=True, alpha2=alpha2, name=name)
+
+
+def _rows(x: jax.Array, bucket: int | None) -> jax.Array:
+  """One row for each bucket, the last one filled up with zeros."""
+  x = x.reshape(-1)
+  if bucket is None or x.size == 0:
+    return x.reshape(1, -1)
+  return jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket)

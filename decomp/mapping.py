@@ -1,0 +1,151 @@
+"""How one worker's function is run for all workers.
+
+A function of one worker becomes a function of all, whose arguments and results have a leading
+worker axis. The mappings give the same numbers (up to rounding) and differ in speed:
+
+========== ==================================================== =================================
+mapping    what it does                                         best for
+========== ==================================================== =================================
+'vmap'     all workers at once, `jax.vmap`                      no convolutions; GPU and TPU
+'scan'     one worker after another, `jax.lax.map`              convolutions on one CPU device
+'devices'  workers split over devices, each scanning its own    convolutions on CPU with a device
+                                                                per core (`jax_num_cpu_devices`)
+========== ==================================================== =================================
+
+A vmapped convolution with a kernel per worker is a grouped convolution, slow on CPU. A scanned one
+is fast if it is :func:`decomp.models.conv.conv`; the usual gradient is slower still in a scan.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+MAPPINGS = ('vmap', 'scan', 'devices')
+
+# The jit in decomp.models.conv inside which all convolutions of `conv` and its gradient are.
+_CANONICAL = 'canonical_convolution'
+
+
+def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Callable[..., Any]:
+  """Lift one worker's function to all workers.
+
+  Args:
+    fn: Function of one worker's arrays (pytrees) giving one worker's arrays.
+    mapping: 'vmap', 'scan' or 'devices'; see the top of this module.
+    mesh: Mesh with the one axis 'worker' over which workers are split, whatever the mapping;
+      each device then runs 'vmap' or 'scan' on its share. None: all on one device, except that
+      'devices' takes all local devices.
+
+  Returns:
+    The function of all workers: every array among the arguments and results has a leading axis
+    of num_workers.
+
+  Raises:
+    ValueError: If mapping is unknown or the mesh has other axes; when called, if the arguments'
+      leading axes differ or the number of devices does not divide them.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> lift(lambda x, y: x @ y, 'scan')(jnp.ones((2, 3)), jnp.ones((2, 3)))
+    Array([3., 3.], dtype=float32)
+  """
+  if mapping not in MAPPINGS:
+    raise ValueError(f'mapping={mapping!r} is unknown: use one of {", ".join(MAPPINGS)}')
+  if mesh is not None and mesh.axis_names != ('worker',):
+    raise ValueError(f"mesh has axes {mesh.axis_names}: use one with the one axis 'worker'")
+
+  def one_after_another(*args: Any) -> Any:
+    return jax.lax.map(lambda worker_args: fn(*worker_args), args)
+
+  local = jax.vmap(fn) if mapping == 'vmap' else one_after_another
+  if mapping != 'devices' and mesh is None:
+    return local
+
+  def split_over_devices(*args: Any) -> Any:
+    devices = mesh or _local_mesh()
+    _check_divisible(_num_workers(args), devices.size)
+    spec = PartitionSpec('worker')
+    # The types that check_vma tracks would ask loops inside fn for casts it need not have.
+    return jax.shard_map(local, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)(*args)
+
+  return split_over_devices
+
+
+def choose(
+  fn: Callable[..., Any],
+  *example_args: Any,
+  platform: str | None = None,
+  num_devices: int | None = None,
+) -> str:
+  """Choose the fastest mapping for a function, by the convolutions in it.
+
+  Args:
+    fn: One worker's function, its gradient included; it is traced, not run.
+    *example_args: The arguments of the LIFTED function (leading axis num_workers), or their
+      `jax.ShapeDtypeStruct`.
+    platform: 'cpu', 'gpu' or 'tpu'. None: the default backend's.
+    num_devices: Number of devices to split over. None: all local ones.
+
+  Returns:
+    'vmap' on GPU and TPU, and for functions without convolutions or with XLA's own gradient of
+    them; else 'devices' if there are several and they divide num_workers, or 'scan'.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> x = jax.ShapeDtypeStruct((8, 5), jnp.float32)
+    >>> choose(jax.grad(lambda x: jnp.sum(x**2)), x)
+    'vmap'
+  """
+  num_workers = _num_workers(example_args)
+  one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
+  canonical = [c for c in _convolutions(jax.make_jaxpr(fn)(*one_worker).jaxpr)]
+  if (platform or jax.default_backend()) != 'cpu' or not canonical or not all(canonical):
+    return 'vmap'
+  num_devices = num_devices or jax.local_device_count()
+  return 'devices' if num_devices > 1 and num_workers % num_devices == 0 else 'scan'
+
+
+def _convolutions(jaxpr: Jaxpr, canonical: bool = False) -> Iterator[bool]:
+  """Yield, for every convolution at any depth, whether it is a canonical one."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'conv_general_dilated':
+      yield canonical
+    inside = canonical or equation.params.get('name') == _CANONICAL
+    for inner in _inner_jaxprs(equation):
+      yield from _convolutions(inner, inside)
+
+
+def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+  for value in jax.tree.leaves(list(equation.params.values())):
+    if isinstance(value, ClosedJaxpr):
+      yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+      yield value
+
+
+def _num_workers(args: Any) -> int:
+  """Return the size of the leading axis, the same in all arrays."""
+  shapes = [x.shape for x in jax.tree.leaves(args)]
+  sizes = {shape[:1] for shape in shapes}
+  if len(sizes) != 1 or sizes == {()}:
+    raise ValueError(
+      f'arguments have shapes {shapes}: give every array the same leading worker axis'
+    )
+  ((num_workers,),) = sizes
+  return num_workers
+
+
+def _check_divisible(num_workers: int, num_devices: int) -> None:
+  if num_workers % num_devices:
+    raise ValueError(
+      f'num_workers={num_workers} is not divisible by the {num_devices} devices: change '
+      f"num_workers, pass a mesh of fewer devices, or use mapping='scan'"
+    )
+
+
+def _local_mesh() -> Mesh:
+  return Mesh(np.asarray(jax.local_devices()), ('worker',), axis_types=(AxisType.Auto,))

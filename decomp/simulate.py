@@ -1,0 +1,151 @@
+"""One worker's algorithm, lifted to all workers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from decomp.base import Algorithm, PyTree
+from decomp.checks import check_grads, check_leading_axis, check_params, check_topology
+from decomp.network import AXIS, Meter, Network, mixer
+from decomp.topology import Topology
+
+
+class State(NamedTuple):
+  """The state of all workers.
+
+  Attributes:
+    round: the number of steps taken, int32.
+    workers: the algorithm's state with a leading axis [n, ...] on every leaf.
+  """
+
+  round: jax.Array
+  workers: Any
+
+  @property
+  def params(self) -> PyTree:
+    """Everyone's parameters, leaves [n, ...]: where the next gradients are taken."""
+    return self.workers.params
+
+
+class Simulation:
+  """An algorithm on a topology: `init`, `step` and `bytes_per_step`. Made by `simulate`."""
+
+  def __init__(self, algorithm: Algorithm, topology: Topology):
+    self.algorithm = algorithm
+    self.topology = topology
+    self._mixer = mixer(topology)
+    self._jitted_init = jax.jit(self._init)
+    self._jitted_step = jax.jit(self._step)
+
+  def init(self, params: PyTree, stacked: bool = False) -> State:
+    """The state before the first step.
+
+    Args:
+      params: one worker's parameters, where all workers start; or, if `stacked`, one start for each
+        worker, leaves [n, ...].
+      stacked: whether `params` has the worker axis already.
+    """
+    n = self.topology.num_workers
+    check_params(params)
+    params = jax.tree.map(_strong, params)
+    if stacked:
+      check_leading_axis('params', params, n)
+    else:
+      params = jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *x.shape)), params)
+    return self._jitted_init(params)
+
+  def step(self, key: jax.Array, grads: PyTree, state: State) -> tuple[State, Any]:
+    """One step of all workers; a pure function to use under jit, vmap and scan.
+
+    Args:
+      key: the key of the whole run; step and worker numbers are folded in here.
+      grads: each worker's gradient at its `state.params`, leaves [n, ...].
+      state: from `init` or the step before.
+
+    Returns:
+      The next state, and the algorithm's diagnostics with leaves [n, ...].
+    """
+    return self._jitted_step(key, grads, state)
+
+  def bytes_per_step(self, params: PyTree) -> int:
+    """Bytes that a worker sends in one step, to all its neighbours together.
+
+    The size of the packed messages, not a formula. Where workers have different numbers of
+    neighbours it is the busiest one's; where the graph varies, the average round's. A
+    full-precision all-reduce counts as the ring algorithm: 2 (n-1)/n times the array.
+
+    Args:
+      params: one worker's parameters, or their shapes and dtypes.
+    """
+    check_params(params)
+    meter = Meter(self.topology)
+    state = jax.eval_shape(lambda p: self.algorithm.init(p, meter), params)
+    meter.bytes = 0  # the start is not part of a step
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    jax.eval_shape(lambda k, g, s: self.algorithm.step(k, g, s, meter), key, params, state)
+    return meter.bytes
+
+  def __repr__(self) -> str:
+    return f'simulate({self.algorithm}, {self.topology})'
+
+  def _init(self, params: PyTree) -> State:
+    round = jnp.zeros((), jnp.int32)
+    workers = self._lift(round, self.algorithm.init)(params)
+    return State(round, workers)
+
+  def _step(self, key: jax.Array, grads: PyTree, state: State) -> tuple[State, Any]:
+    check_grads(grads, state.params, self.topology.num_workers)
+    key = jax.random.fold_in(key, state.round)
+
+    def step(grads: PyTree, workers: Any, net: Network) -> tuple[Any, Any]:
+      return self.algorithm.step(jax.random.fold_in(key, net.index), grads, workers, net)
+
+    workers, info = self._lift(state.round, step)(grads, state.workers)
+    return State(state.round + 1, workers), info
+
+  def _lift(self, round: jax.Array, function: Any) -> Any:
+    """`function(*args, net)` of one worker as a function of everyone's stacked arguments."""
+
+    def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
+      return function(*args, Network(self._mixer, weights, index, round))
+
+    everyone = jnp.arange(self.topology.num_workers)
+    weights = jax.tree.map(jnp.asarray, self._mixer.weights)
+    return functools.partial(jax.vmap(one, axis_name=AXIS), everyone, weights)
+
+
+def simulate(algorithm: Algorithm, topology: Topology, mesh: None = None) -> Simulation:
+  """Runs one worker's algorithm on every worker of a topology.
+
+  Args:
+    algorithm: such as `decomp.algorithms.dcd_psgd(...)`.
+    topology: such as `decomp.topology.ring(8)`.
+    mesh: None: all workers on one device.
+
+  Returns:
+    A `Simulation`.
+
+  >>> import optax
+  >>> from decomp import algorithms, compressors, topology
+  >>> optimizer, compressor = optax.sgd(0.1), compressors.stochastic_quantizer(bits=8)
+  >>> sim = simulate(algorithms.dcd_psgd(optimizer, compressor), topology.ring(8))
+  >>> state = sim.init({'w': jnp.ones(1000)})
+  >>> grads = {'w': jnp.ones((8, 1000))}
+  >>> state, info = sim.step(jax.random.key(0), grads, state)
+  >>> state.params['w'].shape, sim.bytes_per_step({'w': jnp.ones(1000)})
+  ((8, 1000), 2008)
+  """
+  check_topology(algorithm, topology)
+  if mesh is not None:
+    raise ValueError(f'mesh={mesh!r}: workers run on one device; pass None')
+  return Simulation(algorithm, topology)
+
+
+def _strong(x: Any) -> jax.Array:
+  """An array that is not weakly typed, so that the state keeps its dtypes from step to step."""
+  x = jnp.asarray(x)
+  return jax.lax.convert_element_type(x, x.dtype)

@@ -1,0 +1,68 @@
+"""Compression of whole pytrees, leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from decomp.base import Compressor, Info, PyTree
+
+
+class Message(NamedTuple):
+  """A compressed pytree z.
+
+  Attributes:
+    payload: what is sent.
+    decode: payload -> C(z); the same function decodes the neighbours' messages.
+    value: C(z), as every receiver will see it.
+    info: diagnostics.
+  """
+
+  payload: PyTree
+  decode: Callable[[PyTree], PyTree]
+  value: PyTree
+  info: Info
+
+
+def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
+  """Encodes every leaf with a key of its own, and decodes it again."""
+  leaves, treedef = jax.tree.flatten(tree)
+  shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+  keys = jax.random.split(key, len(leaves))
+  payload = [compressor.encode(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+
+  def decode(payload: list[PyTree]) -> PyTree:
+    values = [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
+    return jax.tree.unflatten(treedef, values)
+
+  value = decode(payload)
+  return Message(payload, decode, value, _info(compressor, tree, value))
+
+
+def exact(tree: PyTree) -> Info:
+  """The diagnostics of a message that is sent as it is."""
+  zero = jnp.zeros((), jnp.float32)
+  return Info(zero, norm(tree), zero)
+
+
+def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTree:
+  """tree + scale * other, each leaf in its own dtype (optax's would promote bfloat16)."""
+  scale = jnp.asarray(scale)
+  return jax.tree.map(lambda x, y: x + scale.astype(x.dtype) * y, tree, other)
+
+
+def norm(tree: PyTree) -> jax.Array:
+  """The L2 norm of all leaves together, in float32 whatever they are."""
+  return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
+
+
+def _info(compressor: Compressor, tree: PyTree, value: PyTree) -> Info:
+  size = norm(tree)
+  error = norm(optax.tree.sub(value, tree))
+  relative = jnp.where(size == 0, 0, error / jnp.where(size == 0, 1, size)) ** 2
+  beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in jax.tree.leaves(tree)]
+  return Info(relative, size, jnp.stack(beyond).sum() / optax.tree.size(tree))
