@@ -79,27 +79,30 @@ class Checkpointer:
     """Starts to save in the background; a step that is already there is left as it is.
 
     Args:
-      step: The number of steps done, never less than that of the latest checkpoint.
+      step: The number of steps done.
       state: A pytree of arrays, none of size zero. It may be donated once this returns.
       history_rows: The metrics so far, as JSON values.
 
     Raises:
       ValueError: If there is a later checkpoint, which `restore` would prefer to this one.
     """
-    latest = self._manager.latest_step()
-    if latest is not None and step < latest:
+    steps = self._manager.all_steps()
+    if step in steps:
+      return
+    latest = max(steps, default=step)
+    if step < latest:
       raise ValueError(
         f'cannot save step {step}: {self._manager.directory} already holds step {latest}; '
         'restore it first, or choose another directory'
       )
-    if step == latest:
-      return
     # Written out later, while the run goes on to append: hence a copy, which also shows at once
     # whether the rows are JSON.
-    rows = json.loads(json.dumps(history_rows))
+    history = {'rows': json.loads(json.dumps(history_rows)), 'form': _form(state)}
     self._manager.save(
       step,
-      args=ocp.args.Composite(state=ocp.args.StandardSave(state), rows=ocp.args.JsonSave(rows)),
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(_leaves(state)), history=ocp.args.JsonSave(history)
+      ),
     )
 
   def restore(self, like: Any) -> Checkpoint | None:
@@ -111,21 +114,25 @@ class Checkpointer:
 
     Returns:
       The checkpoint, or None if there is none.
+
+    Raises:
+      ValueError: If `like` has other leaves, shapes or dtypes than the saved state.
     """
     self._manager.wait_until_finished()
     step = self._manager.latest_step()
     if step is None:
       return None
-    target = jax.tree.map(_target, like)
-    restored = self._manager.restore(
-      step,
-      args=ocp.args.Composite(state=ocp.args.StandardRestore(target), rows=ocp.args.JsonRestore()),
-    )
-    return Checkpoint(step, jax.tree.map(_place, like, restored.state), restored.rows)
+    history = self._read(step, history=ocp.args.JsonRestore()).history
+    lines = _differences(history['form'], _form(like)).values()
+    if lines:
+      raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
+    target = {name: _target(leaf) for name, leaf in _leaves(like).items()}
+    saved = self._read(step, state=ocp.args.StandardRestore(target)).state
+    leaves = [_place(leaf, saved[name]) for name, leaf in _leaves(like).items()]
+    return Checkpoint(step, jax.tree.unflatten(jax.tree.structure(like), leaves), history['rows'])
 
   def close(self) -> None:
     """Waits for pending saves, and raises what went wrong in them."""
-    self._manager.wait_until_finished()
     self._manager.close()
 
   def __enter__(self) -> Self:
@@ -139,6 +146,9 @@ class Checkpointer:
   ) -> None:
     self.close()
 
+  def _read(self, step: int, **items: Any) -> Any:
+    return self._manager.restore(step, args=ocp.args.Composite(**items))
+
 
 def _check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str]) -> None:
   """Compares `config` with that of the file, or writes the file if there is none."""
@@ -150,19 +160,36 @@ def _check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str]) 
       path.with_suffix('.tmp').replace(path)
     return
   there, here = json.loads(path.read_text()), json.loads(text)
-  lines = [
-    f'{key}: {_shown(there, key)} there, {_shown(here, key)} here'
-    for key in {**there, **here}
-    if key not in ignore and _shown(there, key) != _shown(here, key)
-  ]
+  lines = [line for key, line in _differences(there, here).items() if key not in ignore]
   if lines:
-    raise ValueError(
-      '\n  '.join([f'{path.parent} belongs to a run with another configuration:', *lines])
-    )
+    message = f'{path.parent} belongs to a run with another configuration:'
+    raise ValueError('\n  '.join([message, *lines]))
 
 
-def _shown(config: Mapping[str, Any], key: str) -> str:
-  return json.dumps(config[key], sort_keys=True) if key in config else 'missing'
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
+  """Returns a line of text for every key whose value is not the same."""
+
+  def shown(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key], sort_keys=True) if key in values else 'missing'
+
+  return {
+    key: f'{key}: {shown(there, key)} there, {shown(here, key)} here'
+    for key in {**there, **here}
+    if shown(there, key) != shown(here, key)
+  }
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+  """Returns the leaves by the names of their paths.
+
+  Orbax itself would take no tree that is a single array, and restore None in place of an array.
+  """
+  paths = jax.tree.leaves_with_path(tree)
+  return {f'state{jax.tree_util.keystr(path)}': leaf for path, leaf in paths}
+
+
+def _form(tree: Any) -> dict[str, str]:
+  return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in _leaves(tree).items()}
 
 
 def _is_not_chatter(record: logging.LogRecord) -> bool:

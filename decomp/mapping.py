@@ -66,7 +66,7 @@ def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Call
     return local
 
   def split_over_devices(*args: Any) -> Any:
-    devices = mesh or _local_mesh()
+    devices = _local_mesh() if mesh is None else mesh
     _check_divisible(_num_workers(args), devices.size)
     spec = PartitionSpec('worker')
     # The types that check_vma tracks would ask loops inside fn for casts it need not have.
@@ -102,7 +102,7 @@ def choose(
   """
   num_workers = _num_workers(example_args)
   one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
-  canonical = [c for c in _convolutions(jax.make_jaxpr(fn)(*one_worker).jaxpr)]
+  canonical = list(_convolutions(jax.make_jaxpr(fn)(*one_worker).jaxpr))
   if (platform or jax.default_backend()) != 'cpu' or not canonical or not all(canonical):
     return 'vmap'
   num_devices = num_devices or jax.local_device_count()
@@ -129,7 +129,7 @@ def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 
 def _num_workers(args: Any) -> int:
   """Return the size of the leading axis, the same in all arrays."""
-  shapes = [x.shape for x in jax.tree.leaves(args)]
+  shapes = [np.shape(x) for x in jax.tree.leaves(args)]
   sizes = {shape[:1] for shape in shapes}
   if len(sizes) != 1 or sizes == {()}:
     raise ValueError(

@@ -1,0 +1,150 @@
+"""A 2-D convolution whose gradient stays fast inside loops on CPU.
+
+Inside a loop body (``lax.scan``, ``lax.map``) XLA:CPU runs the two convolutions of the usual
+gradient in layouts that its fast kernels do not take, many times slower than outside the loop.
+:func:`conv` has a hand-written gradient whose convolutions are all NHWC/HWIO, like the forward
+one, so that workers can be scanned one after another at full speed.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Pair = tuple[int, int]
+Padding = str | Sequence[Pair]
+
+
+@partial(jax.jit, static_argnames=('strides', 'padding', 'lhs_dilation', 'rhs_dilation'))
+def canonical_convolution(
+  x: jax.Array,
+  kernel: jax.Array,
+  strides: Pair = (1, 1),
+  padding: tuple[Pair, ...] = ((0, 0), (0, 0)),
+  lhs_dilation: Pair = (1, 1),
+  rhs_dilation: Pair = (1, 1),
+) -> jax.Array:
+  """Convolve NHWC with HWIO; by the name of this jit `mapping.choose` knows it in a jaxpr."""
+  return lax.conv_general_dilated(
+    x,
+    kernel,
+    strides,
+    padding,
+    lhs_dilation=lhs_dilation,
+    rhs_dilation=rhs_dilation,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+
+
+def conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: Padding) -> jax.Array:
+  r"""2-D convolution with a gradient in canonical form.
+
+  With stride s, low padding p and cotangent g, the value and its two gradients are
+
+  .. math::
+    y_{nio} &= \sum_{ac} x_{n,\, si + a - p,\, c}\, k_{aco} \\
+    dx_{njc} &= \sum_{ao} g_{n,\, (j + p - a)/s,\, o}\, k_{aco} \\
+    dk_{aco} &= \sum_{ni} x_{n,\, si + a - p,\, c}\, g_{nio}
+
+  (one spatial axis shown; a, i and j are positions). So dx is a convolution of g, dilated by s,
+  with the kernel flipped and its channels swapped; dk is a convolution of x, with batch and
+  channels swapped, with g, dilated by s, as the kernel. Reverse mode only.
+
+  Args:
+    x: Inputs [batch, height, width, in].
+    kernel: Weights [height, width, in, out].
+    strides: Step between outputs along height and width.
+    padding: 'SAME', 'VALID', or ((low, high), (low, high)) for height and width.
+
+  Returns:
+    Outputs [batch, height, width, out].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), (1, 1), 'VALID')[0, :, :, 0]
+    Array([[9., 9.],
+           [9., 9.]], dtype=float32)
+  """
+  if isinstance(padding, str):
+    padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+  return _conv(x, kernel, tuple(strides), tuple((low, high) for low, high in padding))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: tuple[Pair, ...]) -> jax.Array:
+  return canonical_convolution(x, kernel, strides=strides, padding=padding)
+
+
+def _forward(x, kernel, strides, padding):
+  return _conv(x, kernel, strides, padding), (x, kernel)
+
+
+def _backward(strides, padding, residuals, g):
+  x, kernel = residuals
+  return (
+    _input_gradient(g, kernel, x.shape, strides, padding),
+    _kernel_gradient(x, g, kernel.shape, strides, padding),
+  )
+
+
+_conv.defvjp(_forward, _backward)
+
+
+def _input_gradient(g, kernel, shape, strides, padding):
+  flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+  low = [size - 1 - p for size, (p, _) in zip(flipped.shape[:2], padding, strict=True)]
+  pads = _pads_to(shape[1:3], _dilated(g.shape[1:3], strides), flipped.shape[:2], low)
+  return canonical_convolution(g, flipped, padding=pads, lhs_dilation=strides)
+
+
+def _kernel_gradient(x, g, shape, strides, padding):
+  swapped = x.transpose(3, 1, 2, 0)
+  low = [p for p, _ in padding]
+  pads = _pads_to(shape[:2], x.shape[1:3], _dilated(g.shape[1:3], strides), low)
+  gradient = canonical_convolution(
+    swapped, g.transpose(1, 2, 0, 3), padding=pads, rhs_dilation=strides
+  )
+  return gradient.transpose(1, 2, 0, 3)
+
+
+def _dilated(sizes, strides):
+  return [(size - 1) * stride + 1 for size, stride in zip(sizes, strides, strict=True)]
+
+
+def _pads_to(out_sizes, in_sizes, kernel_sizes, low):
+  """Pads that start at `low` and give outputs of `out_sizes`; negative ones cut."""
+  sizes = zip(out_sizes, in_sizes, kernel_sizes, low, strict=True)
+  return tuple((p, out + k - 1 - size - p) for out, size, k, p in sizes)
+
+
+class Conv(nn.Module):
+  """Like `flax.linen.Conv` in two dimensions, same parameters and start, through :func:`conv`.
+
+  Attributes:
+    features: Number of output channels.
+    kernel_size: Height and width of the kernel.
+    strides: Step between outputs along height and width.
+    padding: 'SAME', 'VALID', or ((low, high), (low, high)).
+    use_bias: Whether to add a bias per output channel.
+    kernel_init: How the kernel starts.
+  """
+
+  features: int
+  kernel_size: Pair = (3, 3)
+  strides: Pair = (1, 1)
+  padding: Padding = 'SAME'
+  use_bias: bool = True
+  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Return the convolved batch [batch, height, width, features]."""
+    shape = (*self.kernel_size, x.shape[-1], self.features)
+    y = conv(x, self.param('kernel', self.kernel_init, shape), self.strides, self.padding)
+    if self.use_bias:
+      bias = self.param('bias', nn.initializers.zeros_init(), (self.features,))
+      y = y + jnp.broadcast_to(bias, y.shape)
+    return y

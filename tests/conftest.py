@@ -1,0 +1,11 @@
+"""Every test runs with 8 host devices, strict dtypes and no silent broadcasting of ranks."""
+
+import os
+
+os.environ.setdefault('MPLBACKEND', 'Agg')
+
+import jax
+
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+jax.config.update('jax_numpy_rank_promotion', 'raise')

@@ -1,0 +1,114 @@
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tables import make_algorithms
+
+import decomp
+from decomp import algorithms, compressors, topology
+
+REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
+DISCONNECTED = topology.from_matrix(np.eye(4))
+
+
+@pytest.mark.parametrize('name', REPLICAS)
+@pytest.mark.parametrize(
+  ('topo', 'words'),
+  [
+    (topology.one_peer_exponential(8), r'one_peer_exponential\(8\) .* varies in time'),
+    (topology.exponential(8), r'exponential\(8\) .* not symmetric'),
+    (DISCONNECTED, 'not connected'),
+  ],
+)
+def test_replicas_need_a_fixed_symmetric_connected_graph(name, topo, words):
+  with pytest.raises(ValueError, match=words) as error:
+    decomp.simulate(make_algorithms()[name], topo)
+  assert name in str(error.value)
+
+
+def test_the_others_take_what_they_can_use():
+  table = make_algorithms()
+  for topo in (topology.exponential(8), topology.one_peer_exponential(8)):
+    decomp.simulate(table['d_psgd'], topo)
+    decomp.simulate(table['naive'], topo)
+  decomp.simulate(table['allreduce'], DISCONNECTED)
+  with pytest.raises(ValueError, match='not connected'):
+    decomp.simulate(table['d_psgd'], DISCONNECTED)
+
+
+def test_a_researcher_may_lift_the_needs():
+  algorithm = make_algorithms()['dcd_psgd']._replace(needs=decomp.Needs())
+  sim = decomp.simulate(algorithm, topology.exponential(8))
+  state = sim.init(jnp.ones(3))
+  sim.step(jax.random.key(0), jnp.zeros((8, 3)), state)
+
+
+@pytest.mark.parametrize(
+  ('params', 'stacked', 'words'),
+  [
+    ({}, False, 'params holds no numbers'),
+    ({'a': jnp.zeros(0)}, False, 'params holds no numbers'),
+    ({'a': jnp.zeros(2), 'steps': jnp.array(1)}, False, r"params\['steps'\] has dtype int32"),
+    ({'a': jnp.zeros((3, 2))}, True, r"params\['a'\] has shape \(3, 2\): .* 8 workers"),
+    (jnp.array(1.0), True, 'first axis must be the 8 workers'),
+  ],
+)
+def test_bad_params(params, stacked, words):
+  sim = decomp.simulate(make_algorithms()['d_psgd'], topology.ring(8))
+  with pytest.raises(ValueError, match=words):
+    sim.init(params, stacked=stacked)
+
+
+@pytest.mark.parametrize(
+  ('grads', 'words'),
+  [
+    ({'a': jnp.zeros((8, 2)), 'b': jnp.zeros(8)}, 'one structure'),
+    ({'a': jnp.zeros((4, 2))}, r"grads\['a'\] has shape \(4, 2\): .* 8 workers"),
+    ({'a': jnp.zeros((8, 3))}, r"grads\['a'\] is float32\[8, 3\], but .* float32\[8, 2\]"),
+    ({'a': jnp.zeros((8, 2), jnp.bfloat16)}, 'bfloat16'),
+  ],
+)
+def test_grads_that_do_not_match(grads, words):
+  sim = decomp.simulate(make_algorithms()['dcd_psgd'], topology.ring(8))
+  state = sim.init({'a': jnp.zeros(2)})
+  with pytest.raises(ValueError, match=words):
+    sim.step(jax.random.key(0), grads, state)
+
+
+@pytest.mark.parametrize('name', ['dcd_psgd', 'ecd_psgd'])
+def test_a_biased_compressor_is_a_warning(name):
+  with pytest.warns(UserWarning, match=rf'{name} with compressor=top_k\(0.1\), which is biased'):
+    getattr(algorithms, name)(optax.sgd(0.1), compressors.top_k(0.1))
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    getattr(algorithms, name)(optax.sgd(0.1), compressors.random_k(0.1))
+
+
+@pytest.mark.parametrize(
+  ('make', 'words'),
+  [
+    (lambda: decomp.simulate('dcd_psgd', topology.ring(4)), "algorithm='dcd_psgd'"),
+    (lambda: decomp.simulate(make_algorithms()['d_psgd'], 'ring'), "topology='ring'"),
+    (lambda: decomp.simulate(make_algorithms()['d_psgd'], topology.ring(4), mesh=3), 'mesh=3'),
+    (lambda: algorithms.choco_sgd(optax.sgd(1), compressors.sign_norm(), 0), 'consensus_rate=0'),
+  ],
+)
+def test_arguments_of_the_wrong_kind(make, words):
+  with pytest.raises(ValueError, match=words):
+    make()
+
+
+def test_import_is_quiet_and_starts_nothing():
+  import subprocess
+  import sys
+
+  code = (
+    'import decomp, sys; from jax._src import xla_bridge; '
+    'assert not xla_bridge._backends, "a backend was started"; '
+    'heavy = {"tensorflow", "matplotlib", "flax", "orbax", "sklearn", "tensorflow_datasets"}; '
+    'assert not heavy & set(sys.modules), heavy & set(sys.modules)'
+  )
+  subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True, timeout=120)

@@ -1,0 +1,294 @@
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import COMPRESSORS, flat
+
+from decomp import compressors, tree, wire
+
+everyone = pytest.mark.parametrize('compressor', flat(COMPRESSORS))
+
+
+def apply(compressor, key, x):
+  return compressor.decode(compressor.encode(key, x), x)
+
+
+def draws(compressor, x, count, seed=0):
+  keys = jax.random.split(jax.random.key(seed), count)
+  return np.asarray(jax.jit(jax.vmap(lambda key: apply(compressor, key, x)))(keys), np.float64)
+
+
+def gaussian(size, seed=1):
+  return jax.random.normal(jax.random.key(seed), (size,))
+
+
+def test_the_table_holds_every_compressor():
+  assert set(COMPRESSORS) == set(compressors.__all__)
+
+
+SHAPES = [(), (1,), (7,), (13, 3), (0,), (4, 0), (2, 3, 5)]
+
+
+@everyone
+def test_shapes_and_dtypes(compressor):
+  key = jax.random.key(0)
+  inputs = [jax.random.normal(key, s).astype(d) for s in SHAPES for d in ('float32', 'bfloat16')]
+
+  @jax.jit
+  def run(key, inputs):
+    payloads = [compressor.encode(key, x) for x in inputs]
+    back = wire.unpack(wire.pack(payloads), payloads)
+    return payloads, back, [compressor.decode(p, x) for p, x in zip(payloads, inputs, strict=True)]
+
+  payloads, back, outputs = run(key, inputs)
+  chex.assert_trees_all_equal(back, payloads)
+  chex.assert_trees_all_equal_shapes_and_dtypes(outputs, inputs)
+  assert all(np.isfinite(np.asarray(y, np.float32)).all() for y in outputs)
+
+
+@everyone
+def test_zeros_stay_zeros(compressor):
+  zeros = [jnp.zeros(size) for size in (1, 5, 64)]
+  got = jax.jit(lambda key: [apply(compressor, key, x) for x in zeros])(jax.random.key(0))
+  chex.assert_trees_all_equal(got, zeros)
+
+
+@everyone
+def test_what_is_not_finite_stays_visible(compressor):
+  bad = jnp.array([np.nan, np.inf, -np.inf] * 5)
+  keys = jax.random.split(jax.random.key(0), len(bad))
+  x = gaussian(50)
+  run = jax.jit(jax.vmap(lambda key, value: apply(compressor, key, x.at[17].set(value))))
+  assert not np.isfinite(run(keys, bad)).all(1).any()
+
+
+@everyone
+def test_tiny_and_huge_leaves(compressor):
+  scales = np.array([1e-45, 1e-38, 1e-30, 1e30, 1e37], np.float32)
+  x = jnp.array(np.linspace(-1, 1, 40, dtype=np.float32) * scales[:, None])
+  y = np.asarray(jax.jit(jax.vmap(lambda row: apply(compressor, jax.random.key(0), row)))(x))
+  assert np.isfinite(y).all()
+  if not math.isfinite(compressor.limit):
+    # No element may be larger than the whole leaf, rescaled sampling included.
+    assert (np.abs(y).max(1) <= 40 * scales + 1e-44).all()
+
+
+@everyone
+def test_same_key_same_message_other_key_other_noise(compressor):
+  x = gaussian(200)
+  key = jax.random.key(3)
+  values = draws(compressor, x, 8)
+  np.testing.assert_array_equal(values, draws(compressor, x, 8))
+  np.testing.assert_array_equal(apply(compressor, key, x), apply(compressor, key, x))
+  lossy = not np.array_equal(values, np.broadcast_to(x, values.shape))
+  random = not np.array_equal(values, np.broadcast_to(values[0], values.shape))
+  deterministic = compressor.name.startswith(('top_k', 'sign_norm'))
+  assert random == (lossy and not deterministic)
+
+
+@everyone
+def test_vmap_gives_each_worker_its_own_bits(compressor):
+  x = jax.random.normal(jax.random.key(0), (3, 33))
+  keys = jax.random.split(jax.random.key(1), 3)
+  run = jax.jit(lambda k, row: apply(compressor, k, row))
+  together = jax.jit(jax.vmap(lambda k, row: apply(compressor, k, row)))(keys, x)
+  for k in range(3):
+    np.testing.assert_allclose(together[k], run(keys[k], x[k]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('compressor', [p for p in flat(COMPRESSORS) if p.values[0].unbiased])
+def test_unbiased_where_declared(compressor):
+  """The mean of many draws is within 5 standard errors of x, for every element."""
+  x = gaussian(97)
+  count = 20_000
+  values = draws(compressor, x, count)
+  error = values.mean(0) - np.asarray(x, np.float64)
+  spread = values.std(0) / math.sqrt(count)
+  # Half a quantum of the 16-bit dither is allowed by construction.
+  quantum = 2.0**-16 * np.abs(values - np.asarray(x)).max()
+  assert (np.abs(error) <= 5 * spread + quantum + 1e-6).all()
+
+
+@everyone
+def test_declared_constants_hold(compressor):
+  """No input exceeds alpha2 or falls below delta, on average over draws."""
+  inputs = [gaussian(96), jnp.zeros(96).at[5].set(2.0), jnp.ones(96), jnp.linspace(0, 1, 96) ** 6]
+  everything = jax.jit(
+    jax.vmap(
+      lambda x: jax.vmap(lambda key: apply(compressor, key, x))(
+        jax.random.split(jax.random.key(0), 2000)
+      )
+    )
+  )(jnp.stack(inputs))
+  for x, values in zip(inputs, np.asarray(everything, np.float64), strict=True):
+    squares = ((values - np.asarray(x, np.float64)) ** 2).sum(1) / float((x**2).sum())
+    error, noise = squares.mean(), 4 * squares.std() / math.sqrt(2000) + 1e-6
+    if compressor.alpha2:
+      assert error <= compressor.alpha2(96) + noise
+    if compressor.delta:
+      assert error <= 1 - compressor.delta(96) + noise
+    if compressor.limit < math.inf:
+      bits = int(compressor.name.partition('bits=')[2][0])
+      assert (
+        squares.mean() * float((x**2).sum()) <= 96 * (4 / (2 ** (bits - 1) - 1)) ** 2 / 4 + 1e-3
+      )
+
+
+def test_random_k_alpha2_is_exact():
+  for size, fraction in ((96, 0.25), (97, 0.3), (10, 0.5)):
+    compressor = compressors.random_k(fraction)
+    x = gaussian(size)
+    squares = ((draws(compressor, x, 40_000) - np.asarray(x)) ** 2).sum(1) / float((x**2).sum())
+    expected = compressor.alpha2(size)
+    assert expected == size / max(1, round(fraction * size)) - 1
+    assert abs(squares.mean() - expected) < 4 * squares.std() / 200
+
+
+def test_random_k_keeps_each_place_equally_often_and_exactly_k():
+  x = jnp.ones(10)
+  values = draws(compressors.random_k(0.3, unbiased=False), x, 30_000)
+  np.testing.assert_array_equal(values.sum(1), 3)
+  share = values.mean(0)
+  assert np.abs(share - 0.3).max() < 5 * math.sqrt(0.3 * 0.7 / 30_000)
+
+
+def test_quantizer_error_is_exactly_what_theory_says():
+  """E|C(x) - x|² = Δ² sum f (1 - f) with f the fractional parts of x/Δ."""
+  x = gaussian(200)
+  for bits in (2, 4):
+    step = float(jnp.abs(x).max()) / (2 ** (bits - 1) - 1)
+    f = np.mod(np.asarray(x, np.float64) / step, 1)
+    expected = step**2 * (f * (1 - f)).sum()
+    squares = ((draws(compressors.stochastic_quantizer(bits), x, 20_000) - np.asarray(x)) ** 2).sum(
+      1
+    )
+    assert abs(squares.mean() - expected) < 5 * squares.std() / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize(('bits', 'expected'), [(8, 1.5e-4), (4, 0.048), (3, 0.27), (2, 2.0)])
+def test_measured_alpha2_of_the_quantizer_on_gaussian_input(bits, expected):
+  x = jax.random.normal(jax.random.key(2), (4608,))
+  got = compressors.measure(compressors.stochastic_quantizer(bits), x, jax.random.key(0))
+  assert got.alpha2 == pytest.approx(expected, rel=0.3)
+  assert got.bias < 3 * math.sqrt(got.alpha2 / 64)
+  assert got.bytes_per_element == pytest.approx(bits / 8, abs=5 / 4608)
+
+
+@pytest.mark.parametrize(('bits', 'expected'), [(8, 0.012), (4, 2.6), (2, 17)])
+def test_measured_alpha2_of_qsgd_on_gaussian_input(bits, expected):
+  x = jax.random.normal(jax.random.key(2), (4608,))
+  got = compressors.measure(compressors.qsgd(bits), x, jax.random.key(0))
+  assert got.alpha2 == pytest.approx(expected, rel=0.15)
+
+
+def test_contraction_on_gaussian_input():
+  x = jax.random.normal(jax.random.key(2), (100_000,))
+  sign = compressors.measure(compressors.sign_norm(), x, jax.random.key(0), samples=1)
+  assert 1 - sign.alpha2 == pytest.approx(2 / math.pi, abs=0.01)
+  top = compressors.measure(compressors.top_k(0.01), x, jax.random.key(0), samples=1)
+  assert 1 - top.alpha2 == pytest.approx(0.082, abs=0.005)
+  natural = compressors.measure(compressors.natural(), x, jax.random.key(0), samples=4)
+  assert natural.alpha2 == pytest.approx(0.081, abs=0.003)
+
+
+BYTES = [
+  (compressors.identity(), 4 * 1000),
+  (compressors.stochastic_quantizer(8), 1000 + 4),
+  (compressors.stochastic_quantizer(4), 500 + 4),
+  (compressors.stochastic_quantizer(3), 375 + 4),
+  (compressors.stochastic_quantizer(2), 250 + 4),
+  (compressors.stochastic_quantizer(1), 125 + 4),
+  (compressors.stochastic_quantizer(4, bucket=64), 500 + 4 * 16),
+  (compressors.fixed_grid(4, 1.0), 500),
+  (compressors.qsgd(4), 625 + 4),
+  (compressors.qsgd(16), 2125 + 4),
+  (compressors.sign_norm(), 125 + 4),
+  (compressors.top_k(0.01), 10 * 4 + 13),  # 10 indices of 10 bits
+  (compressors.random_k(0.01), 10 * 4 + 4),
+  (compressors.natural(), 1125),
+]
+
+
+@pytest.mark.parametrize(('compressor', 'expected'), BYTES, ids=lambda p: str(p))
+def test_bytes_of_a_leaf_of_1000(compressor, expected):
+  payload = compressor.encode(jax.random.key(0), gaussian(1000))
+  assert wire.pack(payload).nbytes == expected
+
+
+def test_one_bit_means_the_two_extremes():
+  x = jnp.array([-3.0, 1.0, 2.0])
+  assert set(np.unique(draws(compressors.stochastic_quantizer(1), x, 50))) == {-3.0, 3.0}
+
+
+def test_bucket_scales_are_independent():
+  x = jnp.concatenate([jnp.full(16, 1e-3), jnp.full(16, 1e3)])
+  y = apply(compressors.stochastic_quantizer(2, bucket=16), jax.random.key(0), x)
+  np.testing.assert_allclose(y, x, rtol=1e-6)
+
+
+def test_fixed_grid_clips_and_the_diagnostics_count_it():
+  message = tree.compress(
+    compressors.fixed_grid(8, limit=1.0), jax.random.key(0), {'a': jnp.array([0.5, 3.0, -7.0, 0.0])}
+  )
+  np.testing.assert_allclose(message.value['a'][1:3], [1, -1], rtol=1e-6)
+  assert message.info.clipped == 0.5
+
+
+def test_info_is_the_alpha2_of_this_message():
+  x = {'a': gaussian(50), 'b': gaussian(20, seed=5)}
+  message = tree.compress(compressors.stochastic_quantizer(3), jax.random.key(0), x)
+  error = sum(float(((message.value[k] - x[k]) ** 2).sum()) for k in x)
+  norm = sum(float((x[k] ** 2).sum()) for k in x)
+  assert message.info.compression_error == pytest.approx(error / norm, rel=1e-5)
+  assert message.info.message_norm == pytest.approx(math.sqrt(norm), rel=1e-5)
+  nothing = tree.compress(compressors.natural(), jax.random.key(0), jnp.zeros(3))
+  assert nothing.info.compression_error == 0
+
+
+def test_leaves_get_different_keys():
+  x = {'a': jnp.full(64, 0.3).at[0].set(1.0), 'b': jnp.full(64, 0.3).at[0].set(1.0)}
+  value = tree.compress(compressors.stochastic_quantizer(2), jax.random.key(0), x).value
+  assert not np.array_equal(value['a'], value['b'])
+
+
+@pytest.mark.parametrize(
+  ('make', 'words'),
+  [
+    (
+      lambda: compressors.stochastic_quantizer(bits=9),
+      'bits=9: must be a whole number from 1 to 8',
+    ),
+    (lambda: compressors.stochastic_quantizer(bits=0), 'bits=0'),
+    (lambda: compressors.stochastic_quantizer(bits=4.0), 'bits=4.0'),
+    (lambda: compressors.stochastic_quantizer(4, bucket=0), 'bucket=0'),
+    (lambda: compressors.fixed_grid(bits=1, limit=1.0), 'bits=1: must be a whole number from 2'),
+    (lambda: compressors.fixed_grid(bits=4, limit=0), 'limit=0'),
+    (lambda: compressors.qsgd(bits=17), 'bits=17'),
+    (lambda: compressors.top_k(0), 'fraction=0'),
+    (lambda: compressors.top_k(1.5), 'fraction=1.5'),
+    (lambda: compressors.random_k('half'), "fraction='half'"),
+  ],
+)
+def test_bad_arguments_are_named(make, words):
+  with pytest.raises(ValueError, match=words):
+    make()
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1, 8), st.integers(0, 50), st.integers(1, 20), st.integers(0, 2**31))
+def test_any_size_and_bucket(bits, size, bucket, seed):
+  compressor = compressors.stochastic_quantizer(bits, bucket=bucket)
+  x = jax.random.normal(jax.random.key(seed), (size,))
+  payload = compressor.encode(jax.random.key(seed + 1), x)
+  buckets = max(1, math.ceil(size / bucket))
+  assert wire.size(payload) == wire.packed_size(size, bits) + 4 * buckets
+  y = compressor.decode(payload, x)
+  if size:
+    largest = float(jnp.abs(x).max())
+    quantum = largest * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
+    assert float(jnp.abs(y - x).max()) <= quantum * 1.001
