@@ -6,6 +6,9 @@
 >>> sim = decomp.simulate(algorithm, topology.ring(8))
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from decomp import algorithms, compressors, topology, wire
 from decomp.base import Algorithm, Compressor, Info, Needs, Network
 from decomp.simulate import Simulation, State, simulate
@@ -24,6 +27,25 @@ __all__ = [
   'compressors',
   'simulate',
   'topology',
+  'train',
   'wire',
 ]
 __version__ = '0.1.0'
+
+# What needs flax and data libraries is loaded when it is first asked for, to keep `import decomp`
+# quick and the core usable without them.
+_LATER = {'History': 'training', 'Task': 'tasks', 'train': 'training'}
+_MODULES = ('checkpoint', 'data', 'mapping', 'metrics', 'models', 'schedules', 'spec', 'tasks')
+
+if TYPE_CHECKING:
+  from decomp.tasks import Task as Task
+  from decomp.training import History as History
+  from decomp.training import train
+
+
+def __getattr__(name: str) -> Any:
+  if name in _MODULES:
+    return importlib.import_module(f'decomp.{name}')
+  if name in _LATER:
+    return getattr(importlib.import_module(f'decomp.{_LATER[name]}'), name)
+  raise AttributeError(f'module decomp has no attribute {name!r}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -40,19 +41,20 @@ def check_topology(algorithm: Algorithm, topology: Topology) -> None:
 def check_params(params: PyTree) -> None:
   """Whether there is something to train, and all of it floating point."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  if not any(jnp.size(leaf) for _, leaf in leaves):
+  if not any(math.prod(leaf.shape) for _, leaf in leaves):
     raise ValueError('params holds no numbers: pass a pytree with at least one non-empty array')
   for path, leaf in leaves:
-    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
       raise ValueError(
-        f'params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}: parameters must '
+        f'params{jax.tree_util.keystr(path)} has dtype {leaf.dtype}: parameters must '
         'be floating point; keep counters and indices in the model state'
       )
 
 
 def check_grads(grads: PyTree, params: PyTree, num_workers: int) -> None:
   """Whether there is a gradient for every parameter of every worker."""
-  found, expected = jax.tree.structure(grads), jax.tree.structure(params)
+  found: Any = jax.tree.structure(grads)
+  expected: Any = jax.tree.structure(params)
   if found != expected:
     raise ValueError(f'grads is {found}, but params is {expected}: they must have one structure')
   check_leading_axis('grads', grads, num_workers)
@@ -69,9 +71,8 @@ def check_grads(grads: PyTree, params: PyTree, num_workers: int) -> None:
 def check_leading_axis(argument: str, tree: PyTree, num_workers: int) -> None:
   """Whether every leaf has the worker axis in front."""
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    shape: Any = jnp.shape(leaf)
-    if not shape or shape[0] != num_workers:
+    if leaf.shape[:1] != (num_workers,):
       raise ValueError(
-        f'{argument}{jax.tree_util.keystr(path)} has shape {shape}: its first axis must be the '
-        f'{num_workers} workers'
+        f'{argument}{jax.tree_util.keystr(path)} has shape {leaf.shape}: its first axis must be '
+        f'the {num_workers} workers'
       )

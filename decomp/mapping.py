@@ -21,13 +21,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 MAPPINGS = ('vmap', 'scan', 'devices')
 
-# The jit in decomp.models.conv inside which all convolutions of `conv` and its gradient are.
-_CANONICAL = 'canonical_convolution'
+# NHWC inputs and outputs, HWIO kernels: the one layout that XLA:CPU runs fast inside a loop. All
+# convolutions of `decomp.models.conv.conv` have it, and in XLA's own gradient only the forward one.
+_FAST_IN_LOOPS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
 
 
 def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Callable[..., Any]:
@@ -59,14 +61,14 @@ def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Call
     raise ValueError(f"mesh has axes {mesh.axis_names}: use one with the one axis 'worker'")
 
   def one_after_another(*args: Any) -> Any:
-    return jax.lax.map(lambda worker_args: fn(*worker_args), args)
+    return lax.map(lambda worker_args: fn(*worker_args), args)
 
   local = jax.vmap(fn) if mapping == 'vmap' else one_after_another
   if mapping != 'devices' and mesh is None:
     return local
 
   def split_over_devices(*args: Any) -> Any:
-    devices = _local_mesh() if mesh is None else mesh
+    devices = local_mesh() if mesh is None else mesh
     _check_divisible(_num_workers(args), devices.size)
     spec = PartitionSpec('worker')
     # The types that check_vma tracks would ask loops inside fn for casts it need not have.
@@ -92,7 +94,7 @@ def choose(
 
   Returns:
     'vmap' on GPU and TPU, and for functions without convolutions or with XLA's own gradient of
-    them; else 'devices' if there are several and they divide num_workers, or 'scan'.
+    one; else 'devices' if there are several and they divide num_workers, or 'scan'.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -102,21 +104,20 @@ def choose(
   """
   num_workers = _num_workers(example_args)
   one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
-  canonical = list(_convolutions(jax.make_jaxpr(fn)(*one_worker).jaxpr))
-  if (platform or jax.default_backend()) != 'cpu' or not canonical or not all(canonical):
+  layouts = set(_layouts(jax.make_jaxpr(fn)(*one_worker).jaxpr))
+  if (platform or jax.default_backend()) != 'cpu' or layouts != {_FAST_IN_LOOPS}:
     return 'vmap'
   num_devices = num_devices or jax.local_device_count()
   return 'devices' if num_devices > 1 and num_workers % num_devices == 0 else 'scan'
 
 
-def _convolutions(jaxpr: Jaxpr, canonical: bool = False) -> Iterator[bool]:
-  """Yield, for every convolution at any depth, whether it is a canonical one."""
+def _layouts(jaxpr: Jaxpr) -> Iterator[lax.ConvDimensionNumbers]:
+  """Yield the layout of every convolution, at any depth."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'conv_general_dilated':
-      yield canonical
-    inside = canonical or equation.params.get('name') == _CANONICAL
+      yield equation.params['dimension_numbers']
     for inner in _inner_jaxprs(equation):
-      yield from _convolutions(inner, inside)
+      yield from _layouts(inner)
 
 
 def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
@@ -129,11 +130,10 @@ def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 
 def _num_workers(args: Any) -> int:
   """Return the size of the leading axis, the same in all arrays."""
-  shapes = [np.shape(x) for x in jax.tree.leaves(args)]
-  sizes = {shape[:1] for shape in shapes}
+  sizes = {np.shape(x)[:1] for x in jax.tree.leaves(args)}
   if len(sizes) != 1 or sizes == {()}:
     raise ValueError(
-      f'arguments have shapes {shapes}: give every array the same leading worker axis'
+      f'arguments have leading axes {sorted(sizes)}: give every array the same leading worker axis'
     )
   ((num_workers,),) = sizes
   return num_workers
@@ -147,5 +147,6 @@ def _check_divisible(num_workers: int, num_devices: int) -> None:
     )
 
 
-def _local_mesh() -> Mesh:
+def local_mesh() -> Mesh:
+  """A mesh with the one axis 'worker' over all local devices."""
   return Mesh(np.asarray(jax.local_devices()), ('worker',), axis_types=(AxisType.Auto,))

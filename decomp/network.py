@@ -136,4 +136,4 @@ def _weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
 
 
 def _accumulator(x: Any) -> Any:
-  return jnp.promote_types(x.dtype, jnp.float32)
+  return jnp.float32 if x.dtype.itemsize < 4 else x.dtype

@@ -50,8 +50,8 @@ class Simulation:
       stacked: whether `params` has the worker axis already.
     """
     n = self.topology.num_workers
-    check_params(params)
     params = jax.tree.map(_strong, params)
+    check_params(params)
     if stacked:
       check_leading_axis('params', params, n)
     else:
@@ -81,6 +81,7 @@ class Simulation:
     Args:
       params: one worker's parameters, or their shapes and dtypes.
     """
+    params = jax.eval_shape(lambda p: jax.tree.map(_strong, p), params)
     check_params(params)
     meter = Meter(self.topology)
     state = jax.eval_shape(lambda p: self.algorithm.init(p, meter), params)

@@ -109,7 +109,7 @@ def _leaf_size(leaf: Any) -> int:
 
 
 def _itemsize(dtype: Any) -> int:
-  if not jnp.issubdtype(dtype, np.generic) or jnp.dtype(dtype).name in _SUB_BYTE:
+  if jnp.issubdtype(dtype, jax.dtypes.extended) or jnp.dtype(dtype).name in _SUB_BYTE:
     raise ValueError(
       f'a message holds a leaf of dtype {dtype}, which has no whole number of bytes; '
       'pack it into uint8 with wire.pack_bits, or send key data instead of keys'

@@ -75,7 +75,7 @@ def test_tiny_and_huge_leaves(compressor):
   assert np.isfinite(y).all()
   if not math.isfinite(compressor.limit):
     # No element may be larger than the whole leaf, rescaled sampling included.
-    assert (np.abs(y).max(1) <= 40 * scales + 1e-44).all()
+    assert (np.abs(y).max(1) <= 40 * scales.astype(np.float64) + 1e-44).all()
 
 
 @everyone

@@ -89,31 +89,33 @@ def test_leading_axes_differ(other):
     mapping.choose(lambda x, y: x, np.zeros((8, 2)), other)
 
 
-def gradient_and_arguments(model, num_workers=8):
-  """Return one worker's gradient function and the shapes of all workers' arguments."""
+def gradient_and_arguments(model):
+  """Return one worker's gradient function and the shapes of the arguments of 8 workers."""
   x = jax.ShapeDtypeStruct((2, 8, 8, 1), jnp.float32)
   variables = jax.eval_shape(model.init, jax.random.key(0), x)
 
   def loss(variables, x):
     return jnp.sum(model.apply(variables, x, train=True, mutable=['batch_stats'])[0])
 
-  stack = lambda s: jax.ShapeDtypeStruct((num_workers, *s.shape), s.dtype)  # noqa: E731
+  def stack(one):
+    return jax.ShapeDtypeStruct((8, *one.shape), one.dtype)
+
   return jax.grad(loss), jax.tree.map(stack, (variables, x))
 
 
 @pytest.mark.parametrize(
-  ('platform', 'num_devices', 'num_workers', 'choice'),
+  ('platform', 'num_devices', 'choice'),
   [
-    ('cpu', 1, 8, 'scan'),
-    ('cpu', 2, 8, 'devices'),
-    ('cpu', 3, 8, 'scan'),
-    ('gpu', 8, 8, 'vmap'),
-    ('tpu', 1, 8, 'vmap'),
+    ('cpu', 1, 'scan'),
+    ('cpu', 2, 'devices'),
+    ('cpu', 3, 'scan'),
+    ('gpu', 8, 'vmap'),
+    ('tpu', 1, 'vmap'),
   ],
 )
 @pytest.mark.parametrize('model', [models.cnn(10), models.resnet8()], ids=['cnn', 'resnet8'])
-def test_choice_for_our_convolutions(model, platform, num_devices, num_workers, choice):
-  gradient, arguments = gradient_and_arguments(model, num_workers)
+def test_choice_for_our_convolutions(model, platform, num_devices, choice):
+  gradient, arguments = gradient_and_arguments(model)
   options = {'platform': platform, 'num_devices': num_devices}
   assert mapping.choose(gradient, *arguments, **options) == choice
 
@@ -126,7 +128,7 @@ def test_choice_without_convolutions():
 @pytest.mark.parametrize(
   'wrapped', [lambda f: f, jax.jit, jax.checkpoint], ids=['', 'jit', 'remat']
 )
-def test_one_plain_convolution_suffices_for_vmap(wrapped):
+def test_one_plain_gradient_suffices_for_vmap(wrapped):
   gradient, arguments = gradient_and_arguments(models.cnn(10))
   kernel = np.ones((8, 3, 3, 1, 1), np.float32)
 
@@ -136,7 +138,7 @@ def test_one_plain_convolution_suffices_for_vmap(wrapped):
     return lax.conv_general_dilated(x, kernel, (1, 1), 'SAME', dimension_numbers=dimensions)
 
   def worker(variables, x, kernel):
-    return gradient(variables, blur(x, kernel))
+    return gradient(variables, x), jax.grad(lambda k: jnp.sum(blur(x, k)))(kernel)
 
   assert mapping.choose(worker, *arguments, kernel, platform='cpu', num_devices=2) == 'vmap'
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from decomp import tree
@@ -65,7 +64,7 @@ def ecd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
     return ECDState(params, net.mix(params), optimizer.init(params))
 
   def step(key: jax.Array, grads: PyTree, state: ECDState, net: Network) -> tuple[ECDState, Info]:
-    t = (net.round + 1).astype(jnp.float32)
+    t = (net.round + 1).astype(float)
     updates, opt_state = local_update(optimizer, grads, state)
     params = optax.tree.add(state.mixed, updates)
     moved = optax.tree.sub(params, state.params)

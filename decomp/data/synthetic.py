@@ -1,5 +1,6 @@
 """Problems whose optimum is known, to measure f(x) - f* exactly."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -107,7 +108,7 @@ class LogisticRegression(NamedTuple):
   optimum: np.ndarray
   optimal_value: float
 
-  def loss(self, weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+  def loss(self, weights: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns f restricted to a batch; its gradient is what a worker uses."""
     signs = (2 * batch['label'] - 1).astype(weights.dtype)
     losses = jax.nn.softplus(-signs * (batch['input'] @ weights))

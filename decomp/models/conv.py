@@ -6,6 +6,7 @@ gradient in layouts that its fast kernels do not take, many times slower than ou
 one, so that workers can be scanned one after another at full speed.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,27 +17,6 @@ from jax import lax
 
 Pair = tuple[int, int]
 Padding = str | Sequence[Pair]
-
-
-@partial(jax.jit, static_argnames=('strides', 'padding', 'lhs_dilation', 'rhs_dilation'))
-def canonical_convolution(
-  x: jax.Array,
-  kernel: jax.Array,
-  strides: Pair = (1, 1),
-  padding: tuple[Pair, ...] = ((0, 0), (0, 0)),
-  lhs_dilation: Pair = (1, 1),
-  rhs_dilation: Pair = (1, 1),
-) -> jax.Array:
-  """Convolve NHWC with HWIO; by the name of this jit `mapping.choose` knows it in a jaxpr."""
-  return lax.conv_general_dilated(
-    x,
-    kernel,
-    strides,
-    padding,
-    lhs_dilation=lhs_dilation,
-    rhs_dilation=rhs_dilation,
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-  )
 
 
 def conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: Padding) -> jax.Array:
@@ -75,7 +55,7 @@ def conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: Padding) -> ja
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: tuple[Pair, ...]) -> jax.Array:
-  return canonical_convolution(x, kernel, strides=strides, padding=padding)
+  return _convolve(x, kernel, padding, strides)
 
 
 def _forward(x, kernel, strides, padding):
@@ -93,20 +73,26 @@ def _backward(strides, padding, residuals, g):
 _conv.defvjp(_forward, _backward)
 
 
+def _convolve(x, kernel, padding, strides=(1, 1), **dilations):
+  # By this layout of all its convolutions mapping.choose knows that a function is fast in a loop.
+  layout = ('NHWC', 'HWIO', 'NHWC')
+  return lax.conv_general_dilated(
+    x, kernel, strides, padding, dimension_numbers=layout, **dilations
+  )
+
+
 def _input_gradient(g, kernel, shape, strides, padding):
   flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
   low = [size - 1 - p for size, (p, _) in zip(flipped.shape[:2], padding, strict=True)]
   pads = _pads_to(shape[1:3], _dilated(g.shape[1:3], strides), flipped.shape[:2], low)
-  return canonical_convolution(g, flipped, padding=pads, lhs_dilation=strides)
+  return _convolve(g, flipped, pads, lhs_dilation=strides)
 
 
 def _kernel_gradient(x, g, shape, strides, padding):
   swapped = x.transpose(3, 1, 2, 0)
   low = [p for p, _ in padding]
   pads = _pads_to(shape[:2], x.shape[1:3], _dilated(g.shape[1:3], strides), low)
-  gradient = canonical_convolution(
-    swapped, g.transpose(1, 2, 0, 3), padding=pads, rhs_dilation=strides
-  )
+  gradient = _convolve(swapped, g.transpose(1, 2, 0, 3), pads, rhs_dilation=strides)
   return gradient.transpose(1, 2, 0, 3)
 
 
@@ -120,8 +106,17 @@ def _pads_to(out_sizes, in_sizes, kernel_sizes, low):
   return tuple((p, out + k - 1 - size - p) for out, size, k, p in sizes)
 
 
+def _he_normal(key: jax.Array, shape: Sequence[int]) -> jax.Array:
+  # Drawn flat because XLA:CPU compiles random numbers with four axes for seconds.
+  flat = jax.random.normal(key, (math.prod(shape),))
+  return math.sqrt(2 / math.prod(shape[:-1])) * flat.reshape(shape)
+
+
 class Conv(nn.Module):
-  """Like `flax.linen.Conv` in two dimensions, same parameters and start, through :func:`conv`.
+  """Like `flax.linen.Conv` in two dimensions, with the same parameters, through :func:`conv`.
+
+  The kernel starts with variance 2 / (height * width * in), for ReLU (He et al., 2015,
+  arXiv:1502.01852), the bias with zeros.
 
   Attributes:
     features: Number of output channels.
@@ -129,7 +124,6 @@ class Conv(nn.Module):
     strides: Step between outputs along height and width.
     padding: 'SAME', 'VALID', or ((low, high), (low, high)).
     use_bias: Whether to add a bias per output channel.
-    kernel_init: How the kernel starts.
   """
 
   features: int
@@ -137,13 +131,12 @@ class Conv(nn.Module):
   strides: Pair = (1, 1)
   padding: Padding = 'SAME'
   use_bias: bool = True
-  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Return the convolved batch [batch, height, width, features]."""
     shape = (*self.kernel_size, x.shape[-1], self.features)
-    y = conv(x, self.param('kernel', self.kernel_init, shape), self.strides, self.padding)
+    y = conv(x, self.param('kernel', _he_normal, shape), self.strides, self.padding)
     if self.use_bias:
       bias = self.param('bias', nn.initializers.zeros_init(), (self.features,))
       y = y + jnp.broadcast_to(bias, y.shape)

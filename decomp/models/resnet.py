@@ -101,7 +101,6 @@ def _conv3x3(features: int, stride: int = 1) -> Conv:
     strides=(stride, stride),
     padding=((1, 1), (1, 1)),
     use_bias=False,
-    kernel_init=nn.initializers.he_normal(),
   )
 
 

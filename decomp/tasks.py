@@ -1,0 +1,193 @@
+"""What is trained: data, a model and a loss, independent of any library for models.
+
+A `Task` needs only functions; the factories below make one from `decomp.data` and `decomp.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from decomp import data, models
+from decomp.base import PyTree
+from decomp.data import batches
+
+__all__ = ['digits', 'images', 'logistic_regression', 'quadratic', 'text']
+
+Batch = Mapping[str, jax.Array]
+
+
+class Task(NamedTuple):
+  """A learning problem, as one worker sees it.
+
+  Attributes:
+    name: for tables, plots and checkpoints.
+    init: key -> (params, model state). Params are exchanged and must be floating point; the model
+      state (BatchNorm's statistics, or `()`) stays with its worker.
+    loss: (params, model state, batch, key) -> (loss, model state); the gradient is taken of it.
+    evaluate: (params, model state, batch) -> {metric: one value for each example}.
+    train: the training examples, arrays [N, ...]; `train['label']` [N] is what partitions go by.
+    test: the examples that `evaluate` is averaged over.
+  """
+
+  name: str
+  init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+  loss: Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, PyTree]]
+  evaluate: Callable[[PyTree, PyTree, Batch], dict[str, jax.Array]]
+  train: Mapping[str, np.ndarray]
+  test: Mapping[str, np.ndarray]
+
+
+def digits(model: Any = None) -> Task:
+  """The 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn: no download.
+
+  Args:
+    model: a flax linen module; None for `models.mlp(10, hidden=(64,))`.
+  """
+  return classification(data.digits(), model or models.mlp(10, hidden=(64,)))
+
+
+def images(name: str, model: Any = None, augment: bool | None = None) -> Task:
+  """Any image set of TensorFlow Datasets that has been prepared.
+
+  Args:
+    name: such as 'cifar10', 'mnist' or 'fashion_mnist'.
+    model: a flax linen module; None for `models.resnet20()` on CIFAR, else `models.cnn(...)`.
+    augment: shifts and mirrors the training images; None for CIFAR only.
+  """
+  dataset = data.tfds_images(name)
+  cifar = name.startswith('cifar')
+  default = models.resnet20 if cifar else models.cnn
+  statistics = batches.STATISTICS.get(name) or _statistics(dataset.train['input'])
+  return classification(
+    dataset,
+    default(dataset.num_classes) if model is None else model,
+    normalize=lambda x: batches.normalize(x, statistics),
+    augment=batches.augment_cifar if (cifar if augment is None else augment) else None,
+  )
+
+
+def text(model: Any = None, length: int = 64) -> Task:
+  """The next character of the Python language reference, which comes with Python: no download.
+
+  Args:
+    model: a flax linen module from tokens to logits; None for `models.char_transformer(...)`.
+    length: characters in an example.
+  """
+  dataset = data.text(length=length)
+  default = models.char_transformer(dataset.num_classes, length=length)
+  return classification(dataset, default if model is None else model)
+
+
+def classification(
+  dataset: data.Dataset,
+  model: Any,
+  normalize: Callable[[jax.Array], jax.Array] = lambda x: x,
+  augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+) -> Task:
+  """Cross-entropy of a flax linen model on a dataset.
+
+  Args:
+    dataset: with 'input' and 'label'.
+    model: called as `model.apply(variables, inputs, train=...)`.
+    normalize: raw inputs -> inputs of the model.
+    augment: (key, raw inputs) -> raw inputs, in training only.
+  """
+
+  def init(key: jax.Array) -> tuple[PyTree, PyTree]:
+    example = normalize(jnp.asarray(dataset.train['input'][:1]))
+    variables = dict(model.init(key, example, train=False))
+    return variables.pop('params'), variables
+
+  def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+    inputs = batch['input'] if augment is None else augment(key, batch['input'])
+    variables = {'params': params, **state}
+    logits, state = model.apply(variables, normalize(inputs), train=True, mutable=list(state))
+    return _cross_entropy(logits, batch['label']).mean(), state
+
+  def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    logits = model.apply({'params': params, **state}, normalize(batch['input']), train=False)
+    right = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
+    per_example = {'loss': _cross_entropy(logits, batch['label']), 'accuracy': right}
+    return {name: _per_example(value) for name, value in per_example.items()}
+
+  name = f'{dataset.name}/{type(model).__name__.lower()}'
+  return Task(name, init, loss, evaluate, dataset.train, dataset.test)
+
+
+def logistic_regression(
+  num_examples: int = 1000, dimension: int = 20, regularization: float = 1e-2, seed: int = 0
+) -> Task:
+  """Synthetic logistic regression whose optimum is known: `suboptimality` is f(x) - f*.
+
+  It is evaluated on its training examples, since that is what f is made of.
+  """
+  problem = data.logistic_regression(num_examples, dimension, regularization, seed)
+
+  def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+    return problem.loss(params, batch), state
+
+  def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    scores = batch['input'] @ params
+    signs = (2 * batch['label'] - 1).astype(params.dtype)
+    losses = jax.nn.softplus(-signs * scores) + 0.5 * regularization * params @ params
+    right = ((scores > 0) == (batch['label'] == 1)).astype(jnp.float32)
+    return {
+      'loss': losses,
+      'accuracy': right,
+      'suboptimality': losses - problem.optimal_value,
+    }
+
+  train = problem.dataset.train
+  start = (jnp.zeros(dimension, jnp.float32), ())
+  return Task('logistic_regression', lambda key: start, loss, evaluate, train, train)
+
+
+def quadratic(
+  num_workers: int = 8,
+  dimension: int = 20,
+  heterogeneity: float = 1.0,
+  noise: float = 0.0,
+  condition: float = 10.0,
+  seed: int = 0,
+) -> Task:
+  """One quadratic for each worker, with the optimum of their mean known.
+
+  An "example" is the number of a worker, so partition it by label: then worker i draws from f_i.
+  """
+  problem = data.quadratic(num_workers, dimension, heterogeneity, noise, condition, seed)
+
+  def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
+    values = jax.vmap(problem.loss, in_axes=(None, 0))(params, batch['label'])
+    # A linear term whose gradient is the noise of a stochastic gradient.
+    scale = noise / dimension**0.5 / len(batch['label']) ** 0.5
+    return values.mean() + scale * jax.random.normal(key, params.shape) @ params, state
+
+  def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    gap = problem.suboptimality(params)
+    return {'loss': jnp.broadcast_to(gap, batch['label'].shape)}
+
+  train = {'label': np.arange(num_workers, dtype=np.int32)}
+  start = (jnp.zeros(dimension, jnp.float32), ())
+  test = {'label': train['label'][:1]}
+  return Task('quadratic', lambda key: start, loss, evaluate, train, test)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def _per_example(values: jax.Array) -> jax.Array:
+  """The mean over the positions of a sequence, where there are any."""
+  return values.reshape(len(values), -1).mean(1)
+
+
+def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Mean and standard deviation of each channel, of pixels in [0, 1]."""
+  pixels = images.reshape(-1, images.shape[-1]) / 255
+  return tuple(pixels.mean(0).tolist()), tuple((pixels.std(0) + 1e-6).tolist())

@@ -1,0 +1,277 @@
+"""The host's side of training: rows of metrics, checkpoints, progress and divergence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from decomp.base import Algorithm, PyTree
+from decomp.data import partition
+from decomp.data.partition import Partition
+from decomp.progress import Progress
+from decomp.run import Carry, Run, Sampling, Totals, no_totals
+from decomp.simulate import State, simulate
+from decomp.tasks import Task
+from decomp.topology import Topology
+
+Row = dict[str, Any]
+
+EXPLODED = 1000.0
+"""A run ends when a worker's loss is this many times above 1 + the loss at the start."""
+
+
+class History(list[Row]):
+  """Rows of metrics in order of steps: a list of dicts.
+
+  Attributes:
+    state: the final `decomp.State`.
+    model_state: the final model state, leaves [n, ...].
+    steps_per_second: over the whole run, evaluation and compilation left out.
+    diverged: where and how the run went wrong, or None.
+  """
+
+  state: State
+  model_state: PyTree
+  steps_per_second: float = math.nan
+  diverged: str | None = None
+
+  def column(self, name: str) -> np.ndarray:
+    """One metric over time; NaN where a row lacks it."""
+    return np.array([row.get(name, math.nan) for row in self])
+
+  @property
+  def params(self) -> PyTree:
+    """Everyone's final parameters, leaves [n, ...]."""
+    return self.state.params
+
+
+def train(
+  task: Task,
+  algorithm: Algorithm,
+  topology: Topology,
+  steps: int,
+  batch_size: int,
+  seed: int = 0,
+  *,
+  shards: Partition | str = 'iid',
+  reshuffle: bool = False,
+  replacement: bool = False,
+  eval_every: int | None = None,
+  worker_examples: int = 2000,
+  mapping: str = 'auto',
+  checkpoint_dir: str | None = None,
+  checkpoint_seconds: float = 30.0,
+  resume: bool = False,
+  config: Mapping[str, Any] | None = None,
+  on_row: Callable[[Row], None] | None = None,
+  progress: bool | None = None,
+) -> History:
+  """Trains with one algorithm on one topology.
+
+  A run whose loss is no longer finite, or 1000 times what it was, ends at that very step with a
+  warning; `history.diverged` then says where and what to try.
+
+  Args:
+    task: what to train.
+    algorithm: with its optimizer inside.
+    topology: its number of workers divides the data.
+    steps: the length of the run.
+    batch_size: examples per worker and step.
+    seed: of everything random.
+    shards: who has which examples: 'iid', 'by_label', or a `Partition`.
+    reshuffle: whether the data are dealt anew to all workers every epoch.
+    replacement: whether each example is drawn independently, as theory has it.
+    eval_every: steps between two rows of metrics; None for 20 rows in all.
+    worker_examples: single workers are evaluated on this many test examples at most; the mean
+      model on all of them.
+    mapping: how the gradients of all workers are computed: 'vmap', 'scan', 'devices', or 'auto'
+      for the fastest on this platform; see `decomp.mapping`.
+    checkpoint_dir: where to keep checkpoints; None for none.
+    checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, and at the
+      end.
+    resume: whether to continue from the newest checkpoint in `checkpoint_dir`, if there is one.
+    config: more facts of the run, which the run that resumes it must share.
+    on_row: called with every row, also with those of a checkpoint.
+    progress: whether to show a progress bar; None for when a terminal is attached.
+
+  Returns:
+    A `History`: rows for step 0, for every `eval_every` steps, and for the last one. A row has
+    step, epoch, train_loss, gradient_norm (of the mean gradient), compression_error and clipped
+    (means over the steps since the row before), test_* of the mean model, worst_* of the worst
+    worker, consensus_distance, bytes_sent by one worker, and seconds of training.
+
+  >>> import optax, decomp
+  >>> task = decomp.tasks.logistic_regression(num_examples=64, dimension=3)
+  >>> algorithm = decomp.algorithms.d_psgd(optax.sgd(0.5))
+  >>> history = train(task, algorithm, decomp.topology.ring(4), steps=40, batch_size=4)
+  >>> history[-1]['step'], bool(history[-1]['test_suboptimality'] < 0.1)
+  (40, True)
+  """
+  _check_positive(steps=steps, batch_size=batch_size, eval_every=eval_every)
+  eval_every = eval_every or max(1, steps // 20)
+  sim = simulate(algorithm, topology)
+  sampling = Sampling(_divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
+  facts = {
+    'task': task.name,
+    'algorithm': algorithm.name,
+    'topology': topology.name,
+    'batch size': batch_size,
+    'seed': seed,
+    'examples of each worker': np.asarray(sampling.shards.lengths).tolist(),
+    'reshuffle': reshuffle,
+    'replacement': replacement,
+    'steps between rows': eval_every,
+    **json.loads(json.dumps(dict(config or {}))),
+  }
+  run = Run(task, sim, sampling, seed, mapping, worker_examples)
+  with (
+    _open(checkpoint_dir, facts) as checkpointer,
+    Progress(progress, algorithm.name, steps) as bar,
+  ):
+    loop = _Loop(run, checkpointer, checkpoint_seconds, bar, on_row)
+    loop.start(resume)
+    return loop.run(steps, eval_every)
+
+
+class _Loop:
+  """Drives a `Run` from row to row."""
+
+  def __init__(
+    self,
+    run: Run,
+    checkpointer: Any,
+    checkpoint_seconds: float,
+    bar: Progress,
+    on_row: Callable[[Row], None] | None,
+  ):
+    self._run, self._checkpointer, self._bar = run, checkpointer, bar
+    self._checkpoint_seconds = checkpoint_seconds
+    self._on_row = on_row or (lambda row: None)
+    self._saved_at = time.monotonic()
+    self._seconds = self._pace = 0.0
+    self._history = History()
+    self._carry: Carry
+
+  def start(self, resume: bool) -> None:
+    """Begins at step 0, or where the newest checkpoint ends."""
+    self._carry = self._run.start()
+    found = self._checkpointer.restore(self._carry) if self._checkpointer and resume else None
+    if found is None:
+      self._add_row()
+      return
+    self._carry = found.state
+    self._history.extend(found.rows)
+    self._seconds = found.rows[-1]['seconds']
+    for row in found.rows:
+      self._on_row(row)
+
+  def run(self, steps: int, eval_every: int) -> History:
+    """Trains up to step number `steps`."""
+    history, step = self._history, self._step
+    limit = EXPLODED * (1 + abs(history[0].get('test_loss', 0.0)))
+    self._run.compile(self._carry)
+    self._bar.start_at(step)
+    try:
+      while step < steps and not history.diverged:
+        row_at = min(steps, (step // eval_every + 1) * eval_every)
+        # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
+        step = self._advance(min(row_at, step + max(1, int(self._pace))), limit)
+        if step == row_at or history.diverged:
+          self._add_row()
+        if not history.diverged and (step == steps or self._checkpoint_is_due):
+          self._save()
+    except KeyboardInterrupt:
+      self._save()
+      raise
+    history.state, history.model_state = self._carry.state, self._carry.model_state
+    history.steps_per_second = self._step / max(self._seconds, 1e-9)
+    return history
+
+  @property
+  def _step(self) -> int:
+    return int(self._carry.state.round)
+
+  @property
+  def _checkpoint_is_due(self) -> bool:
+    return time.monotonic() - self._saved_at >= self._checkpoint_seconds
+
+  def _advance(self, until: int, limit: float) -> int:
+    before, began = self._step, time.perf_counter()
+    self._carry = jax.block_until_ready(self._run.advance(self._carry, until, limit))
+    took = time.perf_counter() - began
+    self._seconds += took
+    self._pace = (self._step - before) / max(took, 1e-9)
+    losses = np.asarray(self._carry.losses)
+    if not (losses < limit).all():
+      self._history.diverged = self._explain(losses)
+      warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
+    self._bar.update(self._step, self._history[-1])
+    return self._step
+
+  def _explain(self, losses: np.ndarray) -> str:
+    worker = int(np.argmax(np.where(np.isfinite(losses), losses, np.inf)))
+    sim, start = self._run.sim, self._history[0].get('test_loss', math.nan)
+    return (
+      f'{sim.algorithm.name} on {sim.topology.name} diverged at step {self._step}: the loss of '
+      f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
+      'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
+      'consensus_rate bears the strongest compression.'
+    )
+
+  def _add_row(self) -> None:
+    step, run = self._step, self._run
+    measured = {name: float(value) for name, value in run.measure(self._carry).items()}
+    if step == 0:  # no step, no gradient yet
+      measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
+    row = {
+      'step': step,
+      'epoch': step * run.sampling.batch_size / float(np.mean(run.sampling.shards.lengths)),
+      **measured,
+      'bytes_sent': step * run.bytes_per_step,
+      'seconds': self._seconds,
+    }
+    fresh = jax.device_put(no_totals(), jax.tree.map(lambda x: x.sharding, self._carry.totals))
+    self._carry = self._carry._replace(totals=fresh)
+    self._history.append(row)
+    self._on_row(row)
+
+  def _save(self) -> None:
+    if self._checkpointer:
+      self._checkpointer.save(self._step, self._carry, list(self._history))
+      self._saved_at = time.monotonic()
+
+
+def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
+  if directory is None:
+    return contextlib.nullcontext()
+  from decomp.checkpoint import Checkpointer
+
+  return Checkpointer(directory, dict(facts))
+
+
+def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
+  n = topology.num_workers
+  if isinstance(shards, str):
+    if shards not in ('iid', 'by_label'):
+      raise ValueError(f"shards={shards!r}: must be 'iid', 'by_label' or a Partition")
+    labels = task.train['label']
+    return partition.iid(labels, n, seed) if shards == 'iid' else partition.by_label(labels, n)
+  if len(shards.lengths) != n:
+    raise ValueError(
+      f'shards has {len(shards.lengths)} workers, but topology={topology.name} has {n}'
+    )
+  return shards
+
+
+def _check_positive(**values: int | None) -> None:
+  for name, value in values.items():
+    if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+      raise ValueError(f'{name}={value!r}: must be a whole number of at least 1')
