@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

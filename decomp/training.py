@@ -254,7 +254,8 @@ def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
     return contextlib.nullcontext()
   from decomp.checkpoint import Checkpointer
 
-  return Checkpointer(directory, dict(facts))
+  # A longer run may continue a shorter one.
+  return Checkpointer(directory, dict(facts), ignore=('steps', 'epochs'))
 
 
 def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:

@@ -1,0 +1,1 @@
+"""Programs on absl flags: `python -m experiments.NAME --help`."""

@@ -4,6 +4,9 @@ import os
 
 os.environ.setdefault('MPLBACKEND', 'Agg')
 
+# Compiling is most of the suite's time, and these programs run for milliseconds.
+os.environ['XLA_FLAGS'] = '--xla_backend_optimization_level=0 ' + os.environ.get('XLA_FLAGS', '')
+
 import jax
 
 jax.config.update('jax_num_cpu_devices', 8)

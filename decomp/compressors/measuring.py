@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +36,16 @@ def measure(compressor: Compressor, x: PyTree, key: jax.Array, samples: int = 64
   Measurement(alpha2=0.36, bias=0.6, bytes_per_element=1.25)
   """
 
-  def draw(
-    total: tuple[PyTree, jax.Array], key: jax.Array
-  ) -> tuple[tuple[PyTree, jax.Array], None]:
-    error = optax.tree.sub(tree.compress(compressor, key, x).value, x)
-    sums, squares = total
-    return (optax.tree.add(sums, error), squares + optax.tree.norm(error, squared=True)), None
-
   @jax.jit
-  def run(keys: jax.Array) -> tuple[PyTree, jax.Array]:
+  def run(x: PyTree, keys: jax.Array) -> tuple[PyTree, jax.Array]:
+    def draw(total: tuple[PyTree, jax.Array], key: jax.Array) -> tuple[Any, None]:
+      error = optax.tree.sub(tree.compress(compressor, key, x).value, x)
+      sums, squares = total
+      return (optax.tree.add(sums, error), squares + optax.tree.norm(error, squared=True)), None
+
     return jax.lax.scan(draw, (optax.tree.zeros_like(x), jnp.float32(0)), keys)[0]
 
-  sums, squares = run(jax.random.split(key, samples))
+  sums, squares = run(x, jax.random.split(key, samples))
   norm = float(optax.tree.norm(x))
   payload = jax.eval_shape(lambda key: tree.compress(compressor, key, x).payload, key)
   return Measurement(

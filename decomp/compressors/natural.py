@@ -28,7 +28,7 @@ def natural() -> Compressor:
   """
 
   def encode(key: jax.Array, x: jax.Array) -> jax.Array:
-    x = x.astype(jnp.float32)
+    x = x.astype(jnp.float32).reshape(-1)
     word = jax.lax.bitcast_convert_type(x, jnp.uint32)
     dithered = word + (jax.random.bits(key, x.shape, jnp.uint32) >> 9)
     # In NaN and infinity there is no mantissa to round: the carry would run into the sign.

@@ -1,0 +1,88 @@
+r"""Compares algorithms on the same task, data, start and seed.
+
+For example:
+
+  python -m experiments.compare --task=digits --topology='ring(8)' --steps=500 \
+    --algorithm=allreduce --algorithm=d_psgd \
+    --algorithm='dcd_psgd(compressor=stochastic_quantizer(4))' \
+    --algorithm='choco_sgd(compressor=top_k(0.1), consensus_rate=0.2)'
+
+Results go to one folder: a folder for each algorithm as experiments.train makes it, plot.png with
+all of them, and results.json. An algorithm that diverges is reported, and the others go on. Ctrl-C
+is safe, and --resume continues.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+
+import decomp
+from decomp import algorithms, plots
+from experiments import output, report, settings
+
+ALGORITHM = flags.DEFINE_multi_string(
+  'algorithm',
+  ['allreduce', 'd_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'],
+  f'Repeat it for each algorithm: one of {", ".join(algorithms.__all__)}, arguments optional.',
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the program."""
+  settings.reject_arguments(argv)
+  settings.start_devices()
+  try:
+    setup = settings.build_setup()
+    chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
+    name = f'compare-{setup.task.name}-{setup.topology.name}-seed{settings.SEED.value}'
+    path = output.choose_folder(name)
+    print(f'{setup.task.name} on {setup.topology} -> {path}', flush=True)
+    histories = compare(setup, chosen, path)
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f'error: {error}')
+  except KeyboardInterrupt:
+    sys.exit('\nstopped; the same command with --resume continues from here')
+  rows = [report.summary(histories[a.name], a) for a in chosen]
+  title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
+  figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
+  output.save_plot(figure, path / 'plot.png')
+  (path / 'results.json').write_text(json.dumps(rows, indent=2) + '\n')
+  report.print_table(rows, title)
+  print(f'plot: {path / "plot.png"}')
+
+
+def compare(
+  setup: settings.Setup, chosen: Sequence[decomp.Algorithm], path: Path
+) -> dict[str, decomp.History]:
+  """Trains with each algorithm in turn."""
+  output.Folder(path).write_config(algorithm=ALGORITHM.value)
+  histories = {}
+  for number, algorithm in enumerate(chosen, start=1):
+    folder = output.Folder(path / output.slug(algorithm.name))
+    folder.write_config(algorithm=algorithm.name)
+    with warnings.catch_warnings():
+      # Told in one line below, and in the table.
+      warnings.filterwarnings('ignore', 'diverged', RuntimeWarning)
+      history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
+    print(f'[{number}/{len(chosen)}] {algorithm.name}: {_outcome(history)}', flush=True)
+  return histories
+
+
+def _outcome(history: decomp.History) -> str:
+  last = history[-1]
+  shown = ', '.join(
+    f'{name.replace("_", " ")} {last[name]:.4g}'
+    for name in ('train_loss', 'test_loss', 'test_accuracy')
+    if name in last
+  )
+  return f'{history.diverged} ({shown})' if history.diverged else shown
+
+
+if __name__ == '__main__':
+  app.run(main)

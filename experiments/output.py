@@ -1,0 +1,120 @@
+"""Where results go: one folder for each run."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments import settings
+
+
+class Folder:
+  """A run's folder: config.json, metrics.jsonl, plot.png and checkpoints/."""
+
+  def __init__(self, path: Path):
+    self.path = path
+    path.mkdir(parents=True, exist_ok=True)
+
+  def write_config(self, **more: Any) -> None:
+    """Writes down every setting, and what the run was made with."""
+    config = {**more, **settings.settings(), 'environment': settings.environment()}
+    (self.path / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+
+  @contextlib.contextmanager
+  def writers(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Gives a function that writes a row everywhere it is wanted, at once."""
+    with contextlib.ExitStack() as stack:
+      sinks = [_jsonl(stack, self.path / 'metrics.jsonl')]
+      if settings.CSV.value:
+        sinks.append(_csv(stack, self.path / 'metrics.csv'))
+      if settings.TENSORBOARD.value:
+        sinks.append(_tensorboard(stack, self.path / 'tensorboard'))
+
+      def on_row(row: Mapping[str, Any]) -> None:
+        for sink in sinks:
+          sink(row)
+
+      yield on_row
+
+
+def choose_folder(name: str) -> Path:
+  """--output, or the first unused runs/NAME-K; with --resume the newest one that is there.
+
+  Raises:
+    ValueError: --output holds a run already and --resume is not given.
+  """
+  if settings.OUTPUT.value:
+    path = Path(settings.OUTPUT.value)
+    if (path / 'config.json').exists() and not settings.RESUME.value:
+      raise ValueError(
+        f'--output={path} holds a run already: add --resume to continue it, or choose another'
+      )
+    return path
+  base = Path('runs') / slug(name)
+  number = 1
+  while (path := base.with_name(f'{base.name}-{number}')).exists():
+    number += 1
+  if settings.RESUME.value and number > 1:
+    return base.with_name(f'{base.name}-{number - 1}')
+  return path
+
+
+def slug(text: str) -> str:
+  """`text` as a file name."""
+  return re.sub(r'[^\w.=]+', '-', text).strip('-')
+
+
+def save_plot(figure: Any, path: Path) -> None:
+  """Writes a figure, and frees it."""
+  import matplotlib.pyplot as plt
+
+  figure.savefig(path, dpi=120)
+  plt.close(figure)
+
+
+def _jsonl(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+  file = stack.enter_context(path.open('w'))
+
+  def write(row: Mapping[str, Any]) -> None:
+    # JSON has no NaN: null is what other programs can read.
+    clean = {k: v if math.isfinite(v) else None for k, v in row.items()}
+    file.write(json.dumps(clean) + '\n')
+    file.flush()
+
+  return write
+
+
+def _csv(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+  file = stack.enter_context(path.open('w', newline=''))
+  writer: list[csv.DictWriter] = []
+
+  def write(row: Mapping[str, Any]) -> None:
+    if not writer:
+      # The first row has no training metrics yet, so the columns are those of any later one.
+      later = ['train_loss', 'gradient_norm', 'compression_error', 'clipped']
+      writer.append(csv.DictWriter(file, list(dict.fromkeys([*row, *later]))))
+      writer[0].writeheader()
+    writer[0].writerow(row)
+    file.flush()
+
+  return write
+
+
+def _tensorboard(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+  from tensorboardX import SummaryWriter
+
+  writer = SummaryWriter(str(path))
+  stack.callback(writer.close)
+
+  def write(row: Mapping[str, Any]) -> None:
+    for name, value in row.items():
+      if name != 'step':
+        writer.add_scalar(name, value, row['step'])
+
+  return write

@@ -1,0 +1,52 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import decomp
+
+
+def summary(history: decomp.History, algorithm: decomp.Algorithm) -> dict[str, Any]:
+  """One run in one row."""
+  last = history[-1]
+  name, _, rest = algorithm.name.partition('(')
+  metric = 'test_accuracy' if 'test_accuracy' in last else 'test_loss'
+  return {
+    'algorithm': name,
+    'compressor': rest.removesuffix(')') or 'none',
+    metric.replace('_', ' '): last[metric],
+    'train loss': last.get('train_loss', math.nan),
+    'consensus distance': last['consensus_distance'],
+    'MB per worker': last['bytes_sent'] / 1e6,
+    'steps/s': history.steps_per_second,
+    'end': f'diverged at step {last["step"]}' if history.diverged else f'step {last["step"]}',
+  }
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+  """Prints rows as a table."""
+  table = Table(title=title, title_justify='left')
+  for column in rows[0]:
+    table.add_column(column, justify='left' if isinstance(rows[0][column], str) else 'right')
+  for row in rows:
+    table.add_row(*(_text(column, value) for column, value in row.items()))
+  console = Console()
+  # A pipe has no width of its own, and 80 characters would break the lines.
+  console.width = console.width if console.is_terminal else 140
+  console.print(table)
+
+
+def _text(column: str, value: Any) -> str:
+  if isinstance(value, str):
+    return value
+  if not math.isfinite(value):
+    return 'not finite'
+  if column == 'test accuracy':
+    return f'{100 * value:.2f} %'
+  return f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'

@@ -1,0 +1,202 @@
+"""Flags that the programs share, and the objects they stand for.
+
+Things to choose are written as calls: --compressor='stochastic_quantizer(bits=4)'. Names are looked
+up, never evaluated.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+
+import decomp
+from decomp import algorithms, compressors, models, schedules, spec, tasks, topology
+from decomp.data import Partition, partition
+
+TASK = flags.DEFINE_string(
+  'task',
+  'digits',
+  f'What to train: one of {", ".join(tasks.__all__)}; or cifar10, mnist, fashion_mnist, which must '
+  f'have been prepared. A model goes inside: "digits(model=mlp(10, hidden=(32,)))". Models: '
+  f'{", ".join(models.__all__)}.',
+)
+TOPOLOGY = flags.DEFINE_string(
+  'topology', 'ring(8)', f'Who talks to whom: one of {", ".join(topology.__all__)}, with arguments.'
+)
+COMPRESSOR = flags.DEFINE_string(
+  'compressor',
+  'stochastic_quantizer(bits=8)',
+  f'For algorithms that compress: one of {", ".join(compressors.__all__)}, with arguments.',
+)
+OPTIMIZER = flags.DEFINE_string(
+  'optimizer',
+  'sgd(0.1)',
+  'Each worker\'s optimizer and its learning rate or schedule, from optax: "sgd(0.1, '
+  'momentum=0.9)", "adam(1e-3)", "sgd(warmup_step_decay(0.1))"; chain(...) combines them.',
+)
+CONSENSUS_RATE = flags.DEFINE_float(
+  'consensus_rate', 0.2, 'For choco_sgd: the step size towards the neighbours.', 0.0, 1.0
+)
+STEPS = flags.DEFINE_integer('steps', 1000, 'Steps of each worker.', 1)
+EPOCHS = flags.DEFINE_float(
+  'epochs', None, 'Passes through the data instead of --steps.', lower_bound=0.0
+)
+BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1)
+SEED = flags.DEFINE_integer('seed', 0, 'Of everything random.')
+PARTITION = flags.DEFINE_string(
+  'partition', 'iid', 'Who has which examples: iid, by_label, or "dirichlet(alpha=0.1)".'
+)
+RESHUFFLE = flags.DEFINE_boolean(
+  'reshuffle', False, 'Deal the data anew to all workers every epoch.'
+)
+REPLACEMENT = flags.DEFINE_boolean(
+  'replacement', False, 'Draw each example independently, as theory has it.'
+)
+EVAL_EVERY = flags.DEFINE_integer(
+  'eval_every', None, 'Steps between two rows of metrics; default: 20 rows in all.', 1
+)
+WORKER_EXAMPLES = flags.DEFINE_integer(
+  'worker_examples', 2000, 'Test examples that single workers are evaluated on, at most.', 1
+)
+MAPPING = flags.DEFINE_enum(
+  'mapping',
+  'auto',
+  ['auto', 'vmap', 'scan', 'devices'],
+  'How the gradients of all workers are computed on this machine; the numbers are the same.',
+)
+OUTPUT = flags.DEFINE_string(
+  'output', None, 'Folder of the results; default: a new one under runs/.'
+)
+RESUME = flags.DEFINE_boolean(
+  'resume', False, 'Continue the run in --output (default: the newest of these settings).'
+)
+CHECKPOINT_SECONDS = flags.DEFINE_float(
+  'checkpoint_seconds', 30.0, 'Seconds between two checkpoints.', lower_bound=0.0
+)
+TENSORBOARD = flags.DEFINE_boolean(
+  'tensorboard', False, 'Also write event files for TensorBoard, under tensorboard/.'
+)
+CSV = flags.DEFINE_boolean('csv', False, 'Also write metrics.csv.')
+SMOKE = flags.DEFINE_boolean('smoke', False, 'Three steps, to see whether it runs.')
+HOST_DEVICES = flags.DEFINE_integer(
+  'host_devices',
+  None,
+  'CPU devices to make; default: one for each core. Convolutions are split over them.',
+  1,
+)
+
+
+class Setup(NamedTuple):
+  """The objects that all runs of a program share."""
+
+  task: decomp.Task
+  topology: decomp.Topology
+  shards: Partition
+  steps: int
+  eval_every: int | None
+
+
+def start_devices() -> None:
+  """Makes a CPU device for each core, before JAX starts."""
+  jax.config.update('jax_num_cpu_devices', HOST_DEVICES.value or os.cpu_count() or 1)
+
+
+def build_setup() -> Setup:
+  """Everything but the algorithm, from the flags."""
+  graph = spec.build(TOPOLOGY.value, topology, kind='topology')
+  task = build_task()
+  shards = spec.build(
+    PARTITION.value,
+    {name: getattr(partition, name) for name in ('iid', 'by_label', 'dirichlet')},
+    kind='partition',
+    labels=task.train['label'],
+    num_workers=graph.num_workers,
+    seed=SEED.value,
+  )
+  steps = STEPS.value
+  if EPOCHS.value is not None:
+    steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
+  if SMOKE.value:
+    return Setup(task, graph, shards, min(3, steps), 1)
+  return Setup(task, graph, shards, steps, EVAL_EVERY.value)
+
+
+def build_task() -> decomp.Task:
+  """The task of --task."""
+  image_sets = ('cifar10', 'mnist', 'fashion_mnist')
+  sets = {name: functools.partial(tasks.images, name) for name in image_sets}
+  named = {name: getattr(tasks, name) for name in tasks.__all__}
+  return spec.build(TASK.value, [{**named, **sets}, models], kind='task')
+
+
+def build_algorithm(text: str, steps: int) -> decomp.Algorithm:
+  """An algorithm, with the flags' optimizer and compressor where `text` names none."""
+  decay = functools.partial(schedules.warmup_step_decay, steps=steps)
+  optimizer = spec.build(
+    OPTIMIZER.value, {**spec.optimizers(), 'warmup_step_decay': decay}, kind='optimizer'
+  )
+  return spec.build(
+    text,
+    [algorithms, compressors],
+    kind='algorithm',
+    optimizer=optimizer,
+    compressor=spec.build(COMPRESSOR.value, compressors, kind='compressor'),
+    consensus_rate=CONSENSUS_RATE.value,
+  )
+
+
+def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any, **more: Any) -> decomp.History:
+  """One training run with the flags' settings, its results in `folder`."""
+  with folder.writers() as on_row:
+    return decomp.train(
+      setup.task,
+      algorithm,
+      setup.topology,
+      setup.steps,
+      BATCH_SIZE.value,
+      SEED.value,
+      shards=setup.shards,
+      reshuffle=RESHUFFLE.value,
+      replacement=REPLACEMENT.value,
+      eval_every=setup.eval_every,
+      worker_examples=20 if SMOKE.value else WORKER_EXAMPLES.value,
+      mapping=MAPPING.value,
+      checkpoint_dir=str(folder.path / 'checkpoints'),
+      checkpoint_seconds=CHECKPOINT_SECONDS.value,
+      resume=RESUME.value,
+      config=settings(),
+      on_row=on_row,
+      **more,
+    )
+
+
+def settings() -> dict[str, Any]:
+  """Every flag that decides what a run computes."""
+  ours = [TASK, TOPOLOGY, COMPRESSOR, OPTIMIZER, CONSENSUS_RATE, STEPS, EPOCHS, BATCH_SIZE, SEED]
+  ours += [PARTITION, RESHUFFLE, REPLACEMENT, EVAL_EVERY, WORKER_EXAMPLES, MAPPING, SMOKE]
+  return {holder.name: holder.value for holder in ours}
+
+
+def environment() -> dict[str, str]:
+  """What else a reader of the results should know."""
+  return {
+    'decomp': decomp.__version__,
+    'jax': jax.__version__,
+    'python': platform.python_version(),
+    'machine': f'{platform.machine()}, {os.cpu_count()} cores',
+    'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+  }
+
+
+def reject_arguments(argv: Sequence[str]) -> None:
+  """A word without dashes is most likely a mistake."""
+  if len(argv) > 1:
+    from absl import app
+
+    raise app.UsageError(f'unexpected argument {argv[1]!r}: every setting is a --flag=value')

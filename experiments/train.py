@@ -1,0 +1,52 @@
+r"""Trains with one algorithm.
+
+For example, eight workers on a ring that exchange four-bit differences:
+
+  python -m experiments.train --algorithm=dcd_psgd --compressor='stochastic_quantizer(bits=4)' \
+    --topology='ring(8)' --task=digits --optimizer='sgd(0.2)' --steps=1000
+
+Results go to a folder of their own: config.json (every setting), metrics.jsonl (a row for each
+evaluation), plot.png and checkpoints/. Ctrl-C is safe, and --resume continues. Presets:
+--flagfile=experiments/flags/NAME.flags; what follows on the command line overrides them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from decomp import algorithms, plots
+from experiments import output, report, settings
+
+ALGORITHM = flags.DEFINE_string(
+  'algorithm', 'dcd_psgd', f'One of {", ".join(algorithms.__all__)}, arguments optional.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the program."""
+  settings.reject_arguments(argv)
+  settings.start_devices()
+  try:
+    setup = settings.build_setup()
+    algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
+    name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
+    folder = output.Folder(output.choose_folder(name))
+    folder.write_config(algorithm=ALGORITHM.value)
+    print(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}', flush=True)
+    history = settings.run(setup, algorithm, folder)
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f'error: {error}')
+  except KeyboardInterrupt:
+    sys.exit('\nstopped; the same command with --resume continues from here')
+  figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
+  output.save_plot(figure, folder.path / 'plot.png')
+  report.print_table([report.summary(history, algorithm)], str(folder.path))
+  if history.diverged:
+    sys.exit(f'error: {history.diverged}')
+
+
+if __name__ == '__main__':
+  app.run(main)
