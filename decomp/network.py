@@ -45,10 +45,10 @@ class Mixer(NamedTuple):
 def mixer(topology: Topology) -> Mixer:
   """The cheaper of a matrix product and a sum over permutations.
 
-  A product costs n multiplications per element, a sum over K permutations 2(K + 1) passes over
-  memory; measured on CPUs, they break even near n = 8 (K + 1).
+  In passes over memory, measured on CPUs: a product with W costs about 4 + n/8, a sum over K
+  permutations about K + 1.
   """
-  dense = topology.num_workers <= 8 * (topology.degree + 1)
+  dense = topology.degree + 1 > 4 + topology.num_workers / 8
   return _dense(topology) if dense else _sparse(topology)
 
 
