@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from decomp import algorithms, compressors, topology, wire
 from decomp.base import Algorithm, Compressor, Info, Needs, Network
+from decomp.mesh import worker_mesh
 from decomp.simulate import Simulation, State, simulate
 from decomp.topology import Topology
 
@@ -29,6 +30,7 @@ __all__ = [
   'topology',
   'train',
   'wire',
+  'worker_mesh',
 ]
 __version__ = '0.1.0'
 

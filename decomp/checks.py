@@ -38,6 +38,22 @@ def check_topology(algorithm: Algorithm, topology: Topology) -> None:
     )
 
 
+def check_mesh(topology: Topology, mesh: Any) -> None:
+  """Whether the workers can be split evenly over the mesh."""
+  if mesh is None:
+    return
+  if not isinstance(mesh, jax.sharding.Mesh) or mesh.axis_names != ('worker',):
+    raise ValueError(
+      f"mesh={mesh!r}: must be a jax.sharding.Mesh with the one axis 'worker', such as "
+      f'decomp.worker_mesh({topology.num_workers}), or None'
+    )
+  if topology.num_workers % mesh.size:
+    raise ValueError(
+      f'mesh has {mesh.size} devices, which do not divide the {topology.num_workers} workers of '
+      f'topology={topology.name}: use decomp.worker_mesh({topology.num_workers})'
+    )
+
+
 def check_params(params: PyTree) -> None:
   """Whether there is something to train, and all of it floating point."""
   leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -55,7 +55,7 @@ def mixer(topology: Topology) -> Mixer:
 def _dense(topology: Topology) -> Mixer:
   def mix(rows: jax.Array, round: jax.Array, x: jax.Array) -> jax.Array:
     row = rows[round % topology.period] if topology.period > 1 else rows[0]
-    return _weighted(row, jax.lax.all_gather(x, AXIS))
+    return weighted(row, jax.lax.all_gather(x, AXIS))
 
   return Mixer(topology.matrices.transpose(1, 0, 2), mix)
 
@@ -99,9 +99,24 @@ class Network:
     def average(x: jax.Array) -> jax.Array:
       everyone = jax.lax.all_gather(x, AXIS)
       # As a product: XLA's CPU reduction over a leading axis is an order of magnitude slower.
-      return _weighted(jnp.full(everyone.shape[0], 1 / everyone.shape[0]), everyone)
+      return weighted(jnp.full(everyone.shape[0], 1 / everyone.shape[0]), everyone)
 
     return jax.tree.map(average, (decode or _as_is)(payload))
+
+
+def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]:
+  """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+  how = mixer(topology)
+
+  def everyone(round: jax.Array, *args: Any) -> Any:
+    def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
+      return function(*args, Network(how, weights, index, round))
+
+    weights = jax.tree.map(jnp.asarray, how.weights)
+    indices = jnp.arange(topology.num_workers)
+    return jax.vmap(one, axis_name=AXIS)(indices, weights, *args)
+
+  return everyone
 
 
 class Meter:
@@ -126,7 +141,7 @@ class Meter:
     return (decode or _as_is)(payload)
 
 
-def _weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
+def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
   """sum_j row_j everyone_j, in full precision also where a matrix unit would take bfloat16."""
   kind = _accumulator(everyone)
   total = jnp.tensordot(

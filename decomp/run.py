@@ -61,7 +61,7 @@ class Sampling(NamedTuple):
 
 
 class Run:
-  """One run's compiled functions: `start`, `advance` and `measure`."""
+  """One run's compiled functions: `start`, `advance`, `measure` and `reset`."""
 
   def __init__(
     self,
@@ -85,6 +85,8 @@ class Run:
     mesh = mappings.local_mesh() if self._mapping == 'devices' else None
     self._gradients = mappings.lift(self._worker_gradient, self._mapping, mesh)
     self._shardings = _shardings(self._stacked_start, mesh) if mesh else None
+    if mesh:  # else every chunk would copy them from the first device to the others
+      self._examples = jax.device_put(self._examples, NamedSharding(mesh, PartitionSpec()))
     self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=self._shardings)
     self.measure = jax.jit(self._measure)
 
@@ -100,6 +102,11 @@ class Run:
     """Steps up to number `until`, or to the first step at which a loss is not below `limit`."""
     return self._chunk(carry, np.int32(until), np.float32(limit), self._examples)
 
+  def reset(self, carry: Carry) -> Carry:
+    """The carry with sums over no steps, after a row."""
+    shardings = self._shardings.totals if self._shardings else None
+    return carry._replace(totals=jax.device_put(no_totals(), shardings))
+
   def _stacked_start(self) -> Carry:
     n = self._num_workers
     model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), self._model_state)
@@ -108,8 +115,7 @@ class Run:
 
   def _steps(self, carry: Carry, until: jax.Array, limit: jax.Array, examples: PyTree) -> Carry:
     def going(carry: Carry) -> jax.Array:
-      # NaN compares false, so it stops the loop as well.
-      return (carry.state.round < until) & (carry.losses < limit).all()
+      return (carry.state.round < until) & below(carry.losses, limit)
 
     return jax.lax.while_loop(going, functools.partial(self._step, examples=examples), carry)
 
@@ -145,9 +151,14 @@ class Run:
     return loss, grads, model_state
 
   def _choose(self, mapping: str) -> str:
+    n, batch_size = self._num_workers, self.sampling.batch_size
+    if mapping == 'devices' and n % jax.local_device_count():
+      raise ValueError(
+        f"mapping='devices': {n} workers cannot be split over {jax.local_device_count()} devices "
+        "evenly; use 'scan' or 'auto'"
+      )
     if mapping != 'auto':
       return mapping
-    n, batch_size = self._num_workers, self.sampling.batch_size
 
     def shapes(key: jax.Array) -> PyTree:
       params, model_state = jax.tree.map(
@@ -211,6 +222,11 @@ class _Batched(NamedTuple):
 def no_totals() -> Totals:
   """Sums over no steps, each in a buffer of its own that can be donated."""
   return Totals(jnp.zeros((), jnp.int32), *(jnp.zeros((), jnp.float32) for _ in range(4)))
+
+
+def below(losses: Any, limit: Any) -> Any:
+  """Whether all losses are finite and below `limit`; NaN compares false."""
+  return ((losses > -np.inf) & (losses < limit)).all()
 
 
 def _shardings(start: Callable[[], Carry], mesh: Mesh) -> Carry:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from decomp import mesh as mesh_network
+from decomp import network
 from decomp.base import Algorithm, PyTree
-from decomp.checks import check_grads, check_leading_axis, check_params, check_topology
-from decomp.network import AXIS, Meter, Network, mixer
+from decomp.checks import (
+  check_grads,
+  check_leading_axis,
+  check_mesh,
+  check_params,
+  check_topology,
+)
+from decomp.network import Meter
 from decomp.topology import Topology
 
 
@@ -34,10 +42,10 @@ class State(NamedTuple):
 class Simulation:
   """An algorithm on a topology: `init`, `step` and `bytes_per_step`. Made by `simulate`."""
 
-  def __init__(self, algorithm: Algorithm, topology: Topology):
+  def __init__(self, algorithm: Algorithm, topology: Topology, mesh: Mesh | None = None):
     self.algorithm = algorithm
     self.topology = topology
-    self._mixer = mixer(topology)
+    self.mesh = mesh
     self._jitted_init = jax.jit(self._init)
     self._jitted_step = jax.jit(self._step)
 
@@ -95,37 +103,35 @@ class Simulation:
 
   def _init(self, params: PyTree) -> State:
     round = jnp.zeros((), jnp.int32)
-    workers = self._lift(round, self.algorithm.init)(params)
-    return State(round, workers)
+    return State(round, self._lift(self.algorithm.init)(round, params))
 
   def _step(self, key: jax.Array, grads: PyTree, state: State) -> tuple[State, Any]:
     check_grads(grads, state.params, self.topology.num_workers)
+
+    def step(key: jax.Array, grads: PyTree, workers: Any, net: Any) -> tuple[Any, Any]:
+      return self.algorithm.step(key, grads, workers, net)
+
     key = jax.random.fold_in(key, state.round)
-
-    def step(grads: PyTree, workers: Any, net: Network) -> tuple[Any, Any]:
-      return self.algorithm.step(jax.random.fold_in(key, net.index), grads, workers, net)
-
-    workers, info = self._lift(state.round, step)(grads, state.workers)
+    everyone = jnp.arange(self.topology.num_workers)
+    keys = jax.vmap(lambda worker: jax.random.fold_in(key, worker))(everyone)
+    workers, info = self._lift(step)(state.round, keys, grads, state.workers)
     return State(state.round + 1, workers), info
 
-  def _lift(self, round: jax.Array, function: Any) -> Any:
-    """`function(*args, net)` of one worker as a function of everyone's stacked arguments."""
-
-    def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
-      return function(*args, Network(self._mixer, weights, index, round))
-
-    everyone = jnp.arange(self.topology.num_workers)
-    weights = jax.tree.map(jnp.asarray, self._mixer.weights)
-    return functools.partial(jax.vmap(one, axis_name=AXIS), everyone, weights)
+  def _lift(self, function: Any) -> Any:
+    """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+    if self.mesh is None:
+      return network.lift(function, self.topology)
+    return mesh_network.lift(function, self.topology, self.mesh)
 
 
-def simulate(algorithm: Algorithm, topology: Topology, mesh: None = None) -> Simulation:
+def simulate(algorithm: Algorithm, topology: Topology, mesh: Mesh | None = None) -> Simulation:
   """Runs one worker's algorithm on every worker of a topology.
 
   Args:
     algorithm: such as `decomp.algorithms.dcd_psgd(...)`.
     topology: such as `decomp.topology.ring(8)`.
-    mesh: None: all workers on one device.
+    mesh: a mesh with the one axis 'worker', such as `decomp.worker_mesh(8)`: workers are split
+      evenly over its devices, which exchange packed bytes. None: all workers on one device.
 
   Returns:
     A `Simulation`.
@@ -141,9 +147,8 @@ def simulate(algorithm: Algorithm, topology: Topology, mesh: None = None) -> Sim
   ((8, 1000), 2008)
   """
   check_topology(algorithm, topology)
-  if mesh is not None:
-    raise ValueError(f'mesh={mesh!r}: workers run on one device; pass None')
-  return Simulation(algorithm, topology)
+  check_mesh(topology, mesh)
+  return Simulation(algorithm, topology, mesh)
 
 
 def _strong(x: Any) -> jax.Array:

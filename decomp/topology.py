@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
@@ -121,14 +120,13 @@ class Topology:
     ax = ax or plt.subplots(figsize=(4, 4))[1]
     weights = _off_diagonal(self.matrix).T
     graph = nx.from_numpy_array(weights, create_using=nx.Graph if self.is_symmetric else nx.DiGraph)
-    widths = [4 * data['weight'] / weights.max() for *_, data in graph.edges(data=True)]
-    nx.draw_networkx(
-      graph, _layout(self), ax=ax, width=widths, node_color='#d7e8f7', edgecolors='#1f5f99',
-      edge_color='#7f9fbf', font_size=9,
-    )  # fmt: skip
+    widths = [2 * data['weight'] / weights.max() for *_, data in graph.edges(data=True)]
+    style = {'node_color': '#d7e8f7', 'edgecolors': '#1f5f99', 'edge_color': '#7f9fbf'}
+    place = _layout(graph, self.matrix)
+    nx.draw_networkx(graph, place, ax=ax, width=widths, font_size=9, **style)
     ax.set_title(f'{self.name}: gap {self.spectral_gap:.3g}')
     ax.set_axis_off()
-    ax.set_aspect('equal')
+    ax.set_aspect('equal', adjustable='datalim')
     return ax
 
   def __repr__(self) -> str:
@@ -330,72 +328,60 @@ def _clean(value: Any) -> float:
 
 
 def _decompose(matrix: np.ndarray) -> Decomposition:
-  """Splits W's edges into as few permutations as the largest degree allows.
-
-  The edges sender -> receiver form a bipartite graph. Padded with edges of weight 0 to a regular
-  one, it is a union of perfect matchings (König): take them out one after another.
-  """
-  n = len(matrix)
   edges = (_off_diagonal(matrix) != 0).astype(int)
-  degree = max(edges.sum(0).max(), edges.sum(1).max())
-  shifts = _circulant_shifts(edges)
-  if shifts is None:
-    sources = _perfect_matchings(_padded(edges, degree), degree)
-  else:
-    sources = np.array([(np.arange(n) - hop) % n for hop in shifts]).reshape(-1, n)
+  sources = permutations(edges)
   weights = np.zeros(sources.shape)
-  unused = edges.copy()
   for k, i in np.ndindex(*sources.shape):
     j = sources[k, i]
-    weights[k, i] = matrix[i, j] * unused[i, j]
-    unused[i, j] = 0
+    weights[k, i] = matrix[i, j] * edges[i, j]
+    edges[i, j] = 0  # where an edge was used to fill up, it counts once
   return Decomposition(np.diag(matrix).copy(), sources, weights)
 
 
-def _circulant_shifts(edges: np.ndarray) -> list[int] | None:
-  """The hops of a graph in which everyone hears the same hops; None for other graphs."""
-  n = len(edges)
-  first = edges[0]
-  same = all(np.array_equal(np.roll(first, i), edges[i]) for i in range(n))
-  return [int(-j % n) for j in np.flatnonzero(first)] if same else None
+def permutations(counts: np.ndarray) -> np.ndarray:
+  """Splits the edges of a graph into as few permutations as its largest degree allows.
 
+  The edges sender -> receiver form a bipartite graph. Filled up with more edges to a regular one,
+  it is a union of perfect matchings (König): take them out one after another.
 
-def _padded(edges: np.ndarray, degree: int) -> np.ndarray:
-  """Adds edges until every worker sends and receives `degree` of them."""
-  counts = edges.copy()
-  receivers = np.repeat(np.arange(len(edges)), degree - counts.sum(1))
-  senders = np.repeat(np.arange(len(edges)), degree - counts.sum(0))
-  np.add.at(counts, (receivers, senders), 1)
-  return counts
+  Args:
+    counts: (n, n), how many edges lead to each receiver (row) from each sender (column).
 
-
-def _perfect_matchings(counts: np.ndarray, degree: int) -> np.ndarray:
+  Returns:
+    (degree, n): in permutation k, receiver i hears `[k, i]`. Every edge is in one of them.
+  """
+  n = len(counts)
+  hops = _circulant_hops(counts)
+  if hops is not None:
+    return np.array([(np.arange(n) - hop) % n for hop in hops], int).reshape(-1, n)
+  counts = _regular(counts)
   sources = []
-  for _ in range(degree):
+  while counts.any():
     match = csgraph.maximum_bipartite_matching(sparse.csr_array(counts), perm_type='column')
-    counts[np.arange(len(counts)), match] -= 1
+    counts[np.arange(n), match] -= 1
     sources.append(match)
   return np.array(sources)
 
 
-def _layout(topology: Topology) -> dict[int, np.ndarray]:
-  n = topology.num_workers
-  graph = nx.empty_graph(n)
-  layouts: dict[str, Callable[[], dict[int, Any]]] = {
-    'path': lambda: {i: np.array([i, 0.0]) for i in range(n)},
-    'star': lambda: {0: np.zeros(2)} | nx.circular_layout(range(1, n)),
-    'torus': lambda: _grid(topology),
-    'erdos_renyi': lambda: nx.spring_layout(nx.from_numpy_array(topology.matrix), seed=0),
-  }
-  family = topology.name.partition('(')[0]
-  return layouts.get(family, lambda: nx.circular_layout(graph))()
+def _circulant_hops(counts: np.ndarray) -> list[int] | None:
+  """The hops of a graph in which everyone hears the same hops; None for other graphs."""
+  first, n = counts[0], len(counts)
+  same = all(np.array_equal(np.roll(first, i), counts[i]) for i in range(n))
+  return [int(-j % n) for j in np.repeat(np.arange(n), first)] if same else None
 
 
-def _grid(topology: Topology) -> dict[int, np.ndarray]:
-  columns = int(topology.name.rstrip(')').partition(', ')[2])
-  # A slight bend keeps the links that close the torus from hiding behind the others.
-  place = {}
-  for i in range(topology.num_workers):
-    row, column = divmod(i, columns)
-    place[i] = np.array([column + 0.12 * np.sin(row * 2.1), -row + 0.12 * np.cos(column * 1.7)])
-  return place
+def _regular(counts: np.ndarray) -> np.ndarray:
+  """Adds edges until everyone sends and receives equally many."""
+  counts = counts.copy()
+  degree = max(counts.sum(0).max(), counts.sum(1).max())
+  receivers = np.repeat(np.arange(len(counts)), degree - counts.sum(1))
+  senders = np.repeat(np.arange(len(counts)), degree - counts.sum(0))
+  np.add.at(counts, (receivers, senders), 1)
+  return counts
+
+
+def _layout(graph: nx.Graph, matrix: np.ndarray) -> dict[int, np.ndarray]:
+  """A circle where everyone's neighbourhood looks the same, else by distances in the graph."""
+  if _circulant_hops((matrix != 0).astype(int)) is not None:
+    return nx.circular_layout(graph)
+  return nx.kamada_kawai_layout(graph.to_undirected(), weight=None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import signal
+import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +20,7 @@ from decomp.base import Algorithm, PyTree
 from decomp.data import partition
 from decomp.data.partition import Partition
 from decomp.progress import Progress
-from decomp.run import Carry, Run, Sampling, Totals, no_totals
+from decomp.run import Carry, Run, Sampling, Totals, below
 from decomp.simulate import State, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
@@ -115,7 +118,11 @@ def train(
   >>> history[-1]['step'], bool(history[-1]['test_suboptimality'] < 0.1)
   (40, True)
   """
-  _check_positive(steps=steps, batch_size=batch_size, eval_every=eval_every)
+  _check_positive(
+    steps=steps, batch_size=batch_size, eval_every=eval_every, worker_examples=worker_examples
+  )
+  if resume and checkpoint_dir is None:
+    raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
   eval_every = eval_every or max(1, steps // 20)
   sim = simulate(algorithm, topology)
   sampling = Sampling(_divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
@@ -126,9 +133,11 @@ def train(
     'batch size': batch_size,
     'seed': seed,
     'examples of each worker': np.asarray(sampling.shards.lengths).tolist(),
+    'checksum of the shards': zlib.crc32(np.ascontiguousarray(sampling.shards.indices).tobytes()),
     'reshuffle': reshuffle,
     'replacement': replacement,
     'steps between rows': eval_every,
+    'test examples of a worker': worker_examples,
     **json.loads(json.dumps(dict(config or {}))),
   }
   run = Run(task, sim, sampling, seed, mapping, worker_examples)
@@ -163,34 +172,43 @@ class _Loop:
   def start(self, resume: bool) -> None:
     """Begins at step 0, or where the newest checkpoint ends."""
     self._carry = self._run.start()
-    found = self._checkpointer.restore(self._carry) if self._checkpointer and resume else None
+    found = self._checkpointer.restore(self._checkpointed) if self._checkpointer else None
     if found is None:
       self._add_row()
       return
-    self._carry = found.state
+    if not resume:
+      raise ValueError(
+        f'checkpoint_dir holds a run up to step {found.step} already: pass resume=True to continue '
+        'it, or choose another directory'
+      )
+    self._carry, self._seconds = found.state[0], float(found.state[1])
     self._history.extend(found.rows)
-    self._seconds = found.rows[-1]['seconds']
     for row in found.rows:
       self._on_row(row)
 
   def run(self, steps: int, eval_every: int) -> History:
     """Trains up to step number `steps`."""
     history, step = self._history, self._step
-    limit = EXPLODED * (1 + abs(history[0].get('test_loss', 0.0)))
-    self._run.compile(self._carry)
+    start = history[0].get('test_loss', math.nan)
+    limit = EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
+    if step < steps:
+      self._run.compile(self._carry)
     self._bar.start_at(step)
-    try:
-      while step < steps and not history.diverged:
-        row_at = min(steps, (step // eval_every + 1) * eval_every)
-        # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
-        step = self._advance(min(row_at, step + max(1, int(self._pace))), limit)
-        if step == row_at or history.diverged:
-          self._add_row()
-        if not history.diverged and (step == steps or self._checkpoint_is_due):
+    with _Interrupts() as interrupts:
+      try:
+        while step < steps and not history.diverged:
+          row_at = min(steps, (step // eval_every + 1) * eval_every)
+          # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
+          step = self._advance(min(row_at, step + max(1, int(self._pace))), limit)
+          if step == row_at or history.diverged:
+            self._add_row()
+          if not history.diverged and (step == steps or self._checkpoint_is_due):
+            self._save()
+          interrupts.check()
+      except KeyboardInterrupt:
+        if interrupts.count < 2:
           self._save()
-    except KeyboardInterrupt:
-      self._save()
-      raise
+        raise
     history.state, history.model_state = self._carry.state, self._carry.model_state
     history.steps_per_second = self._step / max(self._seconds, 1e-9)
     return history
@@ -198,6 +216,10 @@ class _Loop:
   @property
   def _step(self) -> int:
     return int(self._carry.state.round)
+
+  @property
+  def _checkpointed(self) -> tuple[Carry, np.ndarray]:
+    return self._carry, np.float64(self._seconds)
 
   @property
   def _checkpoint_is_due(self) -> bool:
@@ -210,7 +232,7 @@ class _Loop:
     self._seconds += took
     self._pace = (self._step - before) / max(took, 1e-9)
     losses = np.asarray(self._carry.losses)
-    if not (losses < limit).all():
+    if not below(losses, limit):
       self._history.diverged = self._explain(losses)
       warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
     self._bar.update(self._step, self._history[-1])
@@ -238,15 +260,42 @@ class _Loop:
       'bytes_sent': step * run.bytes_per_step,
       'seconds': self._seconds,
     }
-    fresh = jax.device_put(no_totals(), jax.tree.map(lambda x: x.sharding, self._carry.totals))
-    self._carry = self._carry._replace(totals=fresh)
+    self._carry = run.reset(self._carry)
     self._history.append(row)
     self._on_row(row)
 
   def _save(self) -> None:
     if self._checkpointer:
-      self._checkpointer.save(self._step, self._carry, list(self._history))
+      self._checkpointer.save(self._step, self._checkpointed, list(self._history))
       self._saved_at = time.monotonic()
+
+
+class _Interrupts:
+  """Makes Ctrl-C wait for `check`: the arrays of a step under way are donated, and not to be saved.
+
+  A second Ctrl-C does not wait.
+  """
+
+  count = 0
+
+  def __enter__(self) -> _Interrupts:
+    if threading.current_thread() is threading.main_thread():  # signals go to no other
+      self._before: Any = signal.signal(signal.SIGINT, self._note)
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    if hasattr(self, '_before'):
+      signal.signal(signal.SIGINT, self._before)
+
+  def check(self) -> None:
+    """Raises what has waited."""
+    if self.count:
+      raise KeyboardInterrupt
+
+  def _note(self, *_: Any) -> None:
+    self.count += 1
+    if self.count > 1:
+      raise KeyboardInterrupt
 
 
 def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:

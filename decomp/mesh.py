@@ -1,0 +1,157 @@
+"""A worker's window to the others, for workers spread over devices.
+
+`jax.shard_map` runs the same per-worker code on every device of a mesh; a device with k workers
+runs them under `vmap`. Between devices travels what a real network would carry: each message packed
+into ONE uint8 vector, each vector to each device that needs it once, by `lax.ppermute`. Receivers
+decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from decomp import wire
+from decomp.base import PyTree
+from decomp.network import AXIS, weighted
+from decomp.topology import Topology, permutations
+
+SLOT = 'slot'
+"""The axis of the workers of one device."""
+
+
+def worker_mesh(num_workers: int, devices: Any = None) -> Mesh:
+  """A mesh for `simulate` and `train`: the most devices that divide the workers evenly.
+
+  Args:
+    num_workers: n.
+    devices: the devices to choose from; None for all.
+
+  >>> worker_mesh(1).shape['worker']
+  1
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  count = max(d for d in range(1, len(devices) + 1) if num_workers % d == 0)
+  return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+class Route(NamedTuple):
+  """How messages travel in one round, and what each worker makes of them.
+
+  Attributes:
+    pairs: for each exchange, the (sending, receiving) devices.
+    send: (devices, exchanges): which of its workers' messages a device sends.
+    weights: (n, k + exchanges): a worker's weights of its own device's messages, then of those
+      received in each exchange.
+  """
+
+  pairs: list[list[tuple[int, int]]]
+  send: np.ndarray
+  weights: np.ndarray
+
+
+def routes(topology: Topology, num_devices: int) -> list[Route]:
+  """One `Route` for each round of the topology's period."""
+  return [_route(matrix, num_devices) for matrix in topology.matrices]
+
+
+def _route(matrix: np.ndarray, num_devices: int) -> Route:
+  n = len(matrix)
+  k = n // num_devices
+  device = np.arange(n) // k
+  # A device needs each remote message once, however many of its workers listen to it.
+  needed = [
+    (sender, receiver)
+    for receiver in range(num_devices)
+    for sender in np.flatnonzero(matrix[device == receiver].any(0) & (device != receiver))
+  ]
+  counts = np.zeros((num_devices, num_devices), int)
+  for sender, receiver in needed:
+    counts[receiver, device[sender]] += 1
+  exchanges = permutations(counts)
+  send = np.zeros((num_devices, len(exchanges)), int)
+  weights = np.zeros((n, k + len(exchanges)))
+  for worker in range(n):
+    weights[worker, :k] = matrix[worker, device == device[worker]]
+  pairs: list[list[tuple[int, int]]] = [[] for _ in exchanges]
+  for sender, receiver in needed:
+    number = next(
+      e
+      for e, sources in enumerate(exchanges)
+      if sources[receiver] == device[sender] and (device[sender], receiver) not in pairs[e]
+    )
+    pairs[number].append((int(device[sender]), receiver))
+    send[device[sender], number] = sender % k
+    weights[device == receiver, k + number] = matrix[device == receiver, sender]
+  return Route(pairs, send, weights)
+
+
+class MeshNetwork:
+  """What one of the workers of a device sees: see `decomp.base.Network`."""
+
+  def __init__(self, routes: list[Route], num_workers: int, index: jax.Array, round: jax.Array):
+    self.index = index
+    self.round = round
+    self._routes = routes
+    self._num_workers = num_workers
+
+  def mix(
+    self, payload: PyTree, decode: Callable[[PyTree], PyTree] = lambda payload: payload
+  ) -> PyTree:
+    """sum_j W_ij decode(payload_j), own message included."""
+    like = jax.eval_shape(lambda: payload)
+    # All that this device has to offer: the same for each of its workers.
+    local = jax.lax.all_gather(wire.pack(payload), SLOT)
+
+    def travel(route: Route, local: jax.Array) -> PyTree:
+      send = jnp.asarray(route.send)[jax.lax.axis_index(AXIS)]
+      received = [
+        jax.lax.ppermute(local[send[number]], AXIS, pairs)
+        for number, pairs in enumerate(route.pairs)
+      ]
+      everything = jnp.concatenate([local, *(row[None] for row in received)])
+      row = jnp.asarray(route.weights)[self.index]
+      values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everything)
+      return jax.tree.map(lambda x: weighted(row, x), values)
+
+    branches = [lambda local, route=route: travel(route, local) for route in self._routes]
+    return jax.lax.switch(self.round % len(branches), branches, local)
+
+  def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
+    """The average over all workers of decode(payload_j)."""
+    if decode is None:
+      return jax.tree.map(lambda x: jax.lax.pmean(x, (AXIS, SLOT)), payload)
+    like = jax.eval_shape(lambda: payload)
+    local = jax.lax.all_gather(wire.pack(payload), SLOT)
+    everyone = jax.lax.all_gather(local, AXIS, tiled=True)
+    values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everyone)
+    share = jnp.full(self._num_workers, 1 / self._num_workers)
+    return jax.tree.map(lambda x: weighted(share, x), values)
+
+
+def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callable[..., Any]:
+  """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+  k = topology.num_workers // mesh.size
+  plan = routes(topology, mesh.size)
+
+  def one(round: jax.Array, *args: Any) -> Any:
+    index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
+    return function(*args, MeshNetwork(plan, topology.num_workers, index, round))
+
+  def on_device(round: jax.Array, *args: Any) -> Any:
+    return jax.vmap(lambda *a: one(round, *a), axis_name=SLOT, axis_size=k)(*args)
+
+  def everywhere(round: jax.Array, *args: Any) -> Any:
+    stacked = PartitionSpec(AXIS)
+    specs = (PartitionSpec(), *(stacked for _ in args))
+    # What the check would track is not expressible for a mix of vmap's and shard_map's axes.
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=stacked, check_vma=False)(
+      round, *args
+    )
+
+  return everywhere
