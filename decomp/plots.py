@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 Histories = Mapping[str, Sequence[Mapping[str, Any]]]
 """Label -> rows of metrics, as `decomp.train` returns them or metrics.jsonl holds them."""
@@ -24,10 +23,10 @@ def curves(
     log: whether y is logarithmic.
   """
   ax = ax or _axes()
-  for label, rows in histories.items():
-    points = [(_value(row, x), row[y]) for row in rows if row.get(y) is not None and y in row]
+  for number, (label, rows) in enumerate(histories.items()):
+    points = [(_value(row, x), row[y]) for row in rows if row.get(y) is not None]
     if points:
-      ax.plot(*zip(*points, strict=True), label=label, linewidth=1.6)
+      ax.plot(*zip(*points, strict=True), label=label, color=f'C{number}', linewidth=1.6)
   if log and ax.lines:
     ax.set_yscale('log')
   ax.set_xlabel(x.replace('megabytes', 'MB sent by a worker').replace('_', ' '))
@@ -37,23 +36,19 @@ def curves(
 
 
 def bars(histories: Histories, column: str = 'test_accuracy', ax: Any = None) -> Any:
-  """The last value of one metric, a bar for each history; failed runs are hatched and say so."""
+  """The last value of one metric, a bar for each history; runs that diverged say so instead."""
   ax = ax or _axes()
   values = [_last(rows, column) for rows in histories.values()]
-  shown = ax.barh(list(histories), np.nan_to_num(values))
-  for bar, value, color in zip(shown, values, _colors(), strict=False):
-    bar.set_color(color)
-    ax.annotate(
-      f' {value:.4g}' if np.isfinite(value) else ' diverged',
-      (bar.get_width(), bar.get_y() + bar.get_height() / 2),
-      va='center',
-      fontsize=8,
-    )
-  finite = [v for v in values if np.isfinite(v)]
-  if finite:
-    # Bars that begin at 0 hide differences of a few per cent.
-    low = min(finite)
-    ax.set_xlim(max(0, low - 0.5 * (max(finite) - low) - 0.02), max(finite) * 1.02)
+  finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+  # Bars that begin at 0 hide differences of a few per cent.
+  margin = 0.5 * (max(finite) - min(finite)) + 0.02 * abs(max(finite))
+  left = max(0.0, min(finite) - margin)
+  for place, value in enumerate(values):
+    width, text = (value, f'{value:.4g}') if math.isfinite(value) else (0, 'diverged')
+    ax.barh(place, width, color=f'C{place}')
+    ax.annotate(f' {text}', (max(width, left), place), va='center', fontsize=8)
+  ax.set_xlim(left, max(finite) + margin)
+  ax.set_yticks(range(len(values)), list(histories))
   ax.invert_yaxis()
   ax.tick_params(axis='y', labelsize=7)
   ax.set_xlabel(column.replace('_', ' '))
@@ -61,16 +56,22 @@ def bars(histories: Histories, column: str = 'test_accuracy', ax: Any = None) ->
 
 
 def overview(histories: Histories, title: str = '') -> Any:
-  """Loss against epochs, loss against MB sent, and accuracy bars, in one figure."""
+  """Loss against epochs, loss against MB sent, and accuracy bars, in one figure.
+
+  Where the optimum is known, loss is f(x) - f*.
+  """
   import matplotlib.pyplot as plt
 
   last = [rows[-1] for rows in histories.values() if rows]
-  final = 'test_accuracy' if any('test_accuracy' in row for row in last) else 'test_loss'
+  columns = {column for row in last for column in row}
+  loss = 'test_suboptimality' if 'test_suboptimality' in columns else 'train_loss'
+  final = 'test_accuracy' if 'test_accuracy' in columns else 'test_loss'
   figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout='constrained')
-  curves(histories, 'epoch', 'train_loss', axes[0])
-  curves(histories, 'megabytes', 'train_loss', axes[1])
+  curves(histories, 'epoch', loss, axes[0])
+  curves(histories, 'megabytes', loss, axes[1])
   bars(histories, final, axes[2])
-  axes[0].legend(fontsize=7)
+  if axes[0].lines:
+    axes[0].legend(fontsize=7)
   if all(_value(row, 'megabytes') > 0 for row in last):
     axes[1].set_xscale('log')
   figure.suptitle(title)
@@ -83,16 +84,10 @@ def _axes() -> Any:
   return plt.subplots(figsize=(5, 4), layout='constrained')[1]
 
 
-def _colors() -> Sequence[str]:
-  import matplotlib.pyplot as plt
-
-  return plt.rcParams['axes.prop_cycle'].by_key()['color'] * 10
-
-
 def _value(row: Mapping[str, Any], column: str) -> float:
   return row['bytes_sent'] / 1e6 if column == 'megabytes' else row[column]
 
 
 def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
-  value = rows[-1].get(column) if rows else None
-  return float('nan') if value is None else float(value)
+  value = rows[-1].get(column) if rows and not getattr(rows, 'diverged', None) else None
+  return math.nan if value is None else float(value)

@@ -40,8 +40,8 @@ class Progress:
   def update(self, step: int, row: Mapping[str, Any]) -> None:
     """Shows how far the run is, and the last row's metrics."""
     if self._show:
-      speed = self._bar.tasks[0].speed
-      pace = f'{speed:,.0f} steps/s' if speed and speed > 10 else f'{speed or 0:.2f} steps/s'
+      speed = self._bar.tasks[0].speed  # None at first
+      pace = f'{speed:,.{0 if speed > 10 else 2}f} steps/s' if speed else ''
       shown = [f'{k[5:]} {row[k]:.3f}' for k in ('test_loss', 'test_accuracy') if k in row]
       self._bar.update(self._task, completed=step, pace=pace, metrics=' '.join(shown))
 

@@ -202,6 +202,7 @@ class _Loop:
           step = self._advance(min(row_at, step + max(1, int(self._pace))), limit)
           if step == row_at or history.diverged:
             self._add_row()
+          self._bar.update(step, history[-1])
           if not history.diverged and (step == steps or self._checkpoint_is_due):
             self._save()
           interrupts.check()
@@ -218,7 +219,7 @@ class _Loop:
     return int(self._carry.state.round)
 
   @property
-  def _checkpointed(self) -> tuple[Carry, np.ndarray]:
+  def _checkpointed(self) -> tuple[Carry, np.float64]:
     return self._carry, np.float64(self._seconds)
 
   @property
@@ -235,7 +236,6 @@ class _Loop:
     if not below(losses, limit):
       self._history.diverged = self._explain(losses)
       warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
-    self._bar.update(self._step, self._history[-1])
     return self._step
 
   def _explain(self, losses: np.ndarray) -> str:
@@ -303,8 +303,7 @@ def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
     return contextlib.nullcontext()
   from decomp.checkpoint import Checkpointer
 
-  # A longer run may continue a shorter one.
-  return Checkpointer(directory, dict(facts), ignore=('steps', 'epochs'))
+  return Checkpointer(directory, dict(facts))
 
 
 def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:

@@ -4,19 +4,19 @@ For example:
 
   python -m experiments.compare --task=digits --topology='ring(8)' --steps=500 \
     --algorithm=allreduce --algorithm=d_psgd \
-    --algorithm='dcd_psgd(compressor=stochastic_quantizer(4))' \
-    --algorithm='choco_sgd(compressor=top_k(0.1), consensus_rate=0.2)'
+    --algorithm='dcd_psgd(stochastic_quantizer(4))' \
+    --algorithm='choco_sgd(top_k(0.1), consensus_rate=0.2)'
 
 Results go to one folder: a folder for each algorithm as experiments.train makes it, plot.png with
 all of them, and results.json. An algorithm that diverges is reported, and the others go on. Ctrl-C
-is safe, and --resume continues.
+is safe, and --resume continues. Presets: --flagfile=experiments/flags/NAME.flags; what follows on
+the command line overrides them, and adds to their algorithms.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,8 +29,10 @@ from experiments import output, report, settings
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',
   ['allreduce', 'd_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'],
-  f'Repeat it for each algorithm: one of {", ".join(algorithms.__all__)}, arguments optional.',
+  f'One of {", ".join(algorithms.__all__)}; such as "choco_sgd(top_k(0.1))" for a compressor of its '
+  'own',
 )
+flags.adopt_module_key_flags(settings)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -61,16 +63,18 @@ def compare(
   setup: settings.Setup, chosen: Sequence[decomp.Algorithm], path: Path
 ) -> dict[str, decomp.History]:
   """Trains with each algorithm in turn."""
-  output.Folder(path).write_config(algorithm=ALGORITHM.value)
+  repeated = [a.name for a in chosen if [b.name for b in chosen].count(a.name) > 1]
+  if repeated:
+    raise ValueError(f'--algorithm={repeated[0]} is given more than once')
+  if not settings.RESUME.value:
+    output.Folder(path).write_config(algorithm=ALGORITHM.value)
   histories = {}
   for number, algorithm in enumerate(chosen, start=1):
     folder = output.Folder(path / output.slug(algorithm.name))
-    folder.write_config(algorithm=algorithm.name)
-    with warnings.catch_warnings():
-      # Told in one line below, and in the table.
-      warnings.filterwarnings('ignore', 'diverged', RuntimeWarning)
-      history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
+    history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
     print(f'[{number}/{len(chosen)}] {algorithm.name}: {_outcome(history)}', flush=True)
+  # Written again, because a resumed comparison may have more algorithms or steps.
+  output.Folder(path).write_config(algorithm=ALGORITHM.value)
   return histories
 
 

@@ -7,11 +7,14 @@ import csv
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments import settings
+
+Writer = Callable[[Mapping[str, Any]], None]
 
 
 class Folder:
@@ -19,28 +22,38 @@ class Folder:
 
   def __init__(self, path: Path):
     self.path = path
-    path.mkdir(parents=True, exist_ok=True)
 
   def write_config(self, **more: Any) -> None:
     """Writes down every setting, and what the run was made with."""
     config = {**more, **settings.settings(), 'environment': settings.environment()}
+    self.path.mkdir(parents=True, exist_ok=True)
     (self.path / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
 
   @contextlib.contextmanager
-  def writers(self) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Gives a function that writes a row everywhere it is wanted, at once."""
+  def writers(self, **config: Any) -> Iterator[Writer]:
+    """Gives a function that writes a row everywhere it is wanted, at once.
+
+    The first row opens all files anew. It comes when a run has begun, or has been found to be the
+    one to resume, whose old rows come again; until then a folder keeps what it has.
+    """
     with contextlib.ExitStack() as stack:
-      sinks = [_jsonl(stack, self.path / 'metrics.jsonl')]
-      if settings.CSV.value:
-        sinks.append(_csv(stack, self.path / 'metrics.csv'))
-      if settings.TENSORBOARD.value:
-        sinks.append(_tensorboard(stack, self.path / 'tensorboard'))
+      sinks: list[Writer] = []
 
       def on_row(row: Mapping[str, Any]) -> None:
+        if not sinks:
+          self.write_config(**config)
+          sinks.extend(self._open(stack))
         for sink in sinks:
           sink(row)
 
       yield on_row
+
+  def _open(self, stack: contextlib.ExitStack) -> Iterator[Writer]:
+    yield _jsonl(stack, self.path / 'metrics.jsonl')
+    if settings.CSV.value:
+      yield _csv(stack, self.path / 'metrics.csv')
+    if settings.TENSORBOARD.value:
+      yield _tensorboard(stack, self.path / 'tensorboard')
 
 
 def choose_folder(name: str) -> Path:
@@ -78,7 +91,7 @@ def save_plot(figure: Any, path: Path) -> None:
   plt.close(figure)
 
 
-def _jsonl(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+def _jsonl(stack: contextlib.ExitStack, path: Path) -> Writer:
   file = stack.enter_context(path.open('w'))
 
   def write(row: Mapping[str, Any]) -> None:
@@ -90,7 +103,7 @@ def _jsonl(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, An
   return write
 
 
-def _csv(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+def _csv(stack: contextlib.ExitStack, path: Path) -> Writer:
   file = stack.enter_context(path.open('w', newline=''))
   writer: list[csv.DictWriter] = []
 
@@ -106,9 +119,10 @@ def _csv(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]
   return write
 
 
-def _tensorboard(stack: contextlib.ExitStack, path: Path) -> Callable[[Mapping[str, Any]], None]:
+def _tensorboard(stack: contextlib.ExitStack, path: Path) -> Writer:
   from tensorboardX import SummaryWriter
 
+  shutil.rmtree(path, ignore_errors=True)
   writer = SummaryWriter(str(path))
   stack.callback(writer.close)
 

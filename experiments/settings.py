@@ -9,48 +9,58 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from absl import flags
+from absl import flags, logging
 
 import decomp
 from decomp import algorithms, compressors, models, schedules, spec, tasks, topology
 from decomp.data import Partition, partition
 
+IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
+
 TASK = flags.DEFINE_string(
   'task',
   'digits',
-  f'What to train: one of {", ".join(tasks.__all__)}; or cifar10, mnist, fashion_mnist, which must '
-  f'have been prepared. A model goes inside: "digits(model=mlp(10, hidden=(32,)))". Models: '
-  f'{", ".join(models.__all__)}.',
+  f'What to train: one of {", ".join(tasks.__all__)}; or {", ".join(IMAGE_SETS)}, which '
+  'experiments.prepare_data downloads. Another model goes inside, such as '
+  f'"digits(mlp(10, hidden=(32,)))" or "cifar10(resnet8(10))": one of {", ".join(models.__all__)}.',
 )
 TOPOLOGY = flags.DEFINE_string(
-  'topology', 'ring(8)', f'Who talks to whom: one of {", ".join(topology.__all__)}, with arguments.'
+  'topology',
+  'ring(8)',
+  f'Who talks to whom, such as "torus(4, 4)": one of {", ".join(topology.__all__)}.',
 )
 COMPRESSOR = flags.DEFINE_string(
   'compressor',
   'stochastic_quantizer(bits=8)',
-  f'For algorithms that compress: one of {", ".join(compressors.__all__)}, with arguments.',
+  f'What algorithms that compress use, such as "top_k(0.01)": one of '
+  f'{", ".join(compressors.__all__)}.',
 )
 OPTIMIZER = flags.DEFINE_string(
   'optimizer',
   'sgd(0.1)',
-  'Each worker\'s optimizer and its learning rate or schedule, from optax: "sgd(0.1, '
-  'momentum=0.9)", "adam(1e-3)", "sgd(warmup_step_decay(0.1))"; chain(...) combines them.',
+  'Each worker\'s optimizer with its learning rate or schedule, from optax: "sgd(0.1, '
+  'momentum=0.9)", "adam(1e-3)", "chain(add_decayed_weights(1e-4), sgd(warmup_step_decay(0.1)))".',
 )
 CONSENSUS_RATE = flags.DEFINE_float(
   'consensus_rate', 0.2, 'For choco_sgd: the step size towards the neighbours.', 0.0, 1.0
 )
 STEPS = flags.DEFINE_integer('steps', 1000, 'Steps of each worker.', 1)
 EPOCHS = flags.DEFINE_float(
-  'epochs', None, 'Passes through the data instead of --steps.', lower_bound=0.0
+  'epochs', None, 'Passes through the data, instead of --steps.', lower_bound=0.0
 )
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1)
-SEED = flags.DEFINE_integer('seed', 0, 'Of everything random.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of everything random.', 0)
 PARTITION = flags.DEFINE_string(
-  'partition', 'iid', 'Who has which examples: iid, by_label, or "dirichlet(alpha=0.1)".'
+  'partition',
+  'iid',
+  'Who has which examples: iid (at random), by_label (sorted, the hardest case), or '
+  '"dirichlet(0.1)" (in between; shards are alike if it is large).',
 )
 RESHUFFLE = flags.DEFINE_boolean(
   'reshuffle', False, 'Deal the data anew to all workers every epoch.'
@@ -59,7 +69,7 @@ REPLACEMENT = flags.DEFINE_boolean(
   'replacement', False, 'Draw each example independently, as theory has it.'
 )
 EVAL_EVERY = flags.DEFINE_integer(
-  'eval_every', None, 'Steps between two rows of metrics; default: 20 rows in all.', 1
+  'eval_every', None, 'Steps between two rows of metrics; by default 20 rows in all.', 1
 )
 WORKER_EXAMPLES = flags.DEFINE_integer(
   'worker_examples', 2000, 'Test examples that single workers are evaluated on, at most.', 1
@@ -68,13 +78,14 @@ MAPPING = flags.DEFINE_enum(
   'mapping',
   'auto',
   ['auto', 'vmap', 'scan', 'devices'],
-  'How the gradients of all workers are computed on this machine; the numbers are the same.',
+  'How the gradients of all workers are computed on this machine; the numbers are the same up to '
+  'rounding. auto takes the fastest.',
 )
 OUTPUT = flags.DEFINE_string(
-  'output', None, 'Folder of the results; default: a new one under runs/.'
+  'output', None, 'Folder of the results; by default a new one under runs/.'
 )
 RESUME = flags.DEFINE_boolean(
-  'resume', False, 'Continue the run in --output (default: the newest of these settings).'
+  'resume', False, 'Continue the run in --output, by default the newest of its name under runs/.'
 )
 CHECKPOINT_SECONDS = flags.DEFINE_float(
   'checkpoint_seconds', 30.0, 'Seconds between two checkpoints.', lower_bound=0.0
@@ -87,7 +98,7 @@ SMOKE = flags.DEFINE_boolean('smoke', False, 'Three steps, to see whether it run
 HOST_DEVICES = flags.DEFINE_integer(
   'host_devices',
   None,
-  'CPU devices to make; default: one for each core. Convolutions are split over them.',
+  'CPU devices to make, by default one for each core; convolutions are split over them.',
   1,
 )
 
@@ -103,7 +114,8 @@ class Setup(NamedTuple):
 
 
 def start_devices() -> None:
-  """Makes a CPU device for each core, before JAX starts."""
+  """Makes a CPU device for each core, before JAX starts, and keeps JAX from telling about it."""
+  logging.set_verbosity(logging.WARNING)
   jax.config.update('jax_num_cpu_devices', HOST_DEVICES.value or os.cpu_count() or 1)
 
 
@@ -129,31 +141,36 @@ def build_setup() -> Setup:
 
 def build_task() -> decomp.Task:
   """The task of --task."""
-  image_sets = ('cifar10', 'mnist', 'fashion_mnist')
-  sets = {name: functools.partial(tasks.images, name) for name in image_sets}
+  sets = {name: functools.partial(tasks.images, name) for name in IMAGE_SETS}
   named = {name: getattr(tasks, name) for name in tasks.__all__}
   return spec.build(TASK.value, [{**named, **sets}, models], kind='task')
 
 
 def build_algorithm(text: str, steps: int) -> decomp.Algorithm:
-  """An algorithm, with the flags' optimizer and compressor where `text` names none."""
+  """An algorithm with the flags' optimizer, and their compressor where `text` names none."""
   decay = functools.partial(schedules.warmup_step_decay, steps=steps)
   optimizer = spec.build(
     OPTIMIZER.value, {**spec.optimizers(), 'warmup_step_decay': decay}, kind='optimizer'
   )
+  makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
   return spec.build(
     text,
-    [algorithms, compressors],
+    [makers, compressors],
     kind='algorithm',
-    optimizer=optimizer,
     compressor=spec.build(COMPRESSOR.value, compressors, kind='compressor'),
     consensus_rate=CONSENSUS_RATE.value,
   )
 
 
-def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any, **more: Any) -> decomp.History:
+def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.History:
   """One training run with the flags' settings, its results in `folder`."""
-  with folder.writers() as on_row:
+  # A longer run may continue a shorter one, unless the learning rate depends on the length.
+  config = {k: v for k, v in settings().items() if k not in ('steps', 'epochs', 'eval_every')}
+  if 'warmup_step_decay' in OPTIMIZER.value:
+    config['steps of the schedule'] = setup.steps
+  with folder.writers(algorithm=algorithm.name) as on_row, warnings.catch_warnings():
+    # The programs tell it themselves, in one line.
+    warnings.filterwarnings('ignore', '.* diverged at step', RuntimeWarning)
     return decomp.train(
       setup.task,
       algorithm,
@@ -170,9 +187,8 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any, **more: Any) -> 
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,
       resume=RESUME.value,
-      config=settings(),
+      config=config,
       on_row=on_row,
-      **more,
     )
 
 
@@ -197,6 +213,4 @@ def environment() -> dict[str, str]:
 def reject_arguments(argv: Sequence[str]) -> None:
   """A word without dashes is most likely a mistake."""
   if len(argv) > 1:
-    from absl import app
-
-    raise app.UsageError(f'unexpected argument {argv[1]!r}: every setting is a --flag=value')
+    sys.exit(f'error: unexpected argument {argv[1]!r}: every setting is a --flag=value')

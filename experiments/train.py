@@ -21,8 +21,12 @@ from decomp import algorithms, plots
 from experiments import output, report, settings
 
 ALGORITHM = flags.DEFINE_string(
-  'algorithm', 'dcd_psgd', f'One of {", ".join(algorithms.__all__)}, arguments optional.'
+  'algorithm',
+  'dcd_psgd',
+  f'One of {", ".join(algorithms.__all__)}; such as "choco_sgd(top_k(0.1))" for a compressor of its '
+  'own.',
 )
+flags.adopt_module_key_flags(settings)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,7 +38,6 @@ def main(argv: Sequence[str]) -> None:
     algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     folder = output.Folder(output.choose_folder(name))
-    folder.write_config(algorithm=ALGORITHM.value)
     print(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}', flush=True)
     history = settings.run(setup, algorithm, folder)
   except (ValueError, FileNotFoundError) as error:

@@ -73,14 +73,15 @@ def test_protocol(name):
     looped = new
   assert len(traces) == 1
   scanned, infos = jax.lax.scan(lambda s, _: sim.step(key, grads, s), state, length=3)
-  chex.assert_trees_all_close(scanned, looped, rtol=1e-6)
+  # XLA fuses the two differently, so the last bit may differ.
+  chex.assert_trees_all_close(scanned, looped, rtol=1e-5, atol=1e-7)
   assert int(scanned.round) == 3
   assert jax.tree.leaves(infos)[0].shape == (3, 4)
   assert info.compression_error.shape == (4,)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(info))
   many = jax.vmap(lambda k: sim.step(k, grads, state)[0])(jax.random.split(key, 2))
   one = sim.step(jax.random.split(key, 2)[1], grads, state)[0]
-  chex.assert_trees_all_close(jax.tree.map(lambda x: x[1], many), one, rtol=1e-6)
+  chex.assert_trees_all_close(jax.tree.map(lambda x: x[1], many), one, rtol=1e-5, atol=1e-7)
 
 
 @every_algorithm

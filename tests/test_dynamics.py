@@ -149,7 +149,7 @@ def test_dcd_follows_its_second_moment_recursion(fraction, contracts):
   steps, with uncorrelated deviations: |z| < 4, where z resolves 2 % or better. Over 40 steps the
   elements that happened to grow dominate the mean, which has heavy tails: there only the power of
   ten is checked, -4.1 for 50 % and +8.6 for 30 %. A sum of positive terms exceeds 100 times its
-  expectation with a probability below 1 %; below a tenth of it is as unlikely (measured).
+  expectation with a probability below 1 %; 40 runs gave 0.15 to 30 times.
   """
   n, blocks, block, steps = 8, 20, 500, 40
   algorithm = algorithms.dcd_psgd(optax.sgd(1.0), compressors.random_k(fraction))
@@ -175,7 +175,7 @@ def test_dcd_follows_its_second_moment_recursion(fraction, contracts):
   last = np.linalg.matrix_power(recursion, steps) @ energies[0].sum(-1)
   predicted = last[1:].sum() / energies[0, 1:].sum()
   assert predicted < 1e-3 if contracts else predicted > 1e6
-  assert -1 < np.log10(growth / predicted) < 2
+  assert -1.5 < np.log10(growth / predicted) < 2
 
 
 # Sums of neighbours' messages over long runs
@@ -314,7 +314,8 @@ def test_naive_keeps_a_floor_and_ecd_falls_slowly():
 def mean_square_of_the_mean(name, variance, size, steps):
   """(key, γ) -> the mean square of the average model after each step, at the loss |x|²/2."""
 
-  @jax.jit
+  # Millions of random numbers: this one program is worth optimizing.
+  @functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 3})
   def run(key, rate):
     algorithm = getattr(algorithms, name)(optax.sgd(rate), additive_noise(variance))
     sim = decomp.simulate(algorithm, RING)
@@ -325,11 +326,11 @@ def mean_square_of_the_mean(name, variance, size, steps):
 
 
 def test_the_floor_of_naive_rises_as_the_step_size_falls():
-  """x̄ ← (1-γ) x̄ + mean noise ends with the variance v / (n (1 - (1-γ)²)); 10^4 samples each.
+  """x̄ ← (1-γ) x̄ + mean noise ends with the variance v / (n (1 - (1-γ)²)); 4000 samples each.
 
   After 400 steps a part (1-γ)^800 < 1e-7 is missing.
   """
-  size, variance = 10_000, 0.5
+  size, variance = 4000, 0.5
   run = mean_square_of_the_mean('naive', variance, size, 400)
   floors = []
   for seed, rate in enumerate([0.5, 0.1, 0.02]):
@@ -420,7 +421,7 @@ def test_compression_hardly_costs_accuracy(name):
   """The error of a constant step size is gradient noise: at most twice that of full precision.
 
   ECD pays most: its grid must reach 20, because the extrapolation is up to t/2 steps long, and
-  adds about (4/3) v d / (n t γ²) = 0.01 with v = (20/127)²/6 to the 0.024 of the gradients.
+  adds about (4/3) v d / (n t γ²) = 0.01 with v = (20/127)²/6 to the 0.026 of the gradients.
   """
   average, worker = errors(name)
   expected_average, expected_worker = errors('d_psgd')
