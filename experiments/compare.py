@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
   title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
   figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
   output.save_plot(figure, path / 'plot.png')
-  (path / 'results.json').write_text(json.dumps(rows, indent=2) + '\n')
+  clean = [output.for_json(row) for row in rows]
+  (path / 'results.json').write_text(json.dumps(clean, indent=2) + '\n')
   report.print_table(rows, title)
   print(f'plot: {path / "plot.png"}')
 
@@ -72,20 +73,20 @@ def compare(
   for number, algorithm in enumerate(chosen, start=1):
     folder = output.Folder(path / output.slug(algorithm.name))
     history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
-    print(f'[{number}/{len(chosen)}] {algorithm.name}: {_outcome(history)}', flush=True)
+    outcome = history.diverged or f'{algorithm.name}: {_last_metrics(history)}'
+    print(f'[{number}/{len(chosen)}] {outcome}', flush=True)
   # Written again, because a resumed comparison may have more algorithms or steps.
   output.Folder(path).write_config(algorithm=ALGORITHM.value)
   return histories
 
 
-def _outcome(history: decomp.History) -> str:
+def _last_metrics(history: decomp.History) -> str:
   last = history[-1]
-  shown = ', '.join(
+  return ', '.join(
     f'{name.replace("_", " ")} {last[name]:.4g}'
     for name in ('train_loss', 'test_loss', 'test_accuracy')
     if name in last
   )
-  return f'{history.diverged} ({shown})' if history.diverged else shown
 
 
 if __name__ == '__main__':

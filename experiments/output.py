@@ -83,6 +83,11 @@ def slug(text: str) -> str:
   return re.sub(r'[^\w.=]+', '-', text).strip('-')
 
 
+def for_json(row: Mapping[str, Any]) -> dict[str, Any]:
+  """JSON has no NaN: null is what other programs can read."""
+  return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
 def save_plot(figure: Any, path: Path) -> None:
   """Writes a figure, and frees it."""
   import matplotlib.pyplot as plt
@@ -95,9 +100,7 @@ def _jsonl(stack: contextlib.ExitStack, path: Path) -> Writer:
   file = stack.enter_context(path.open('w'))
 
   def write(row: Mapping[str, Any]) -> None:
-    # JSON has no NaN: null is what other programs can read.
-    clean = {k: v if math.isfinite(v) else None for k, v in row.items()}
-    file.write(json.dumps(clean) + '\n')
+    file.write(json.dumps(for_json(row)) + '\n')
     file.flush()
 
   return write

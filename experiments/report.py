@@ -33,12 +33,13 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
   """Prints rows as a table."""
   table = Table(title=title, title_justify='left')
   for column in rows[0]:
-    table.add_column(column, justify='left' if isinstance(rows[0][column], str) else 'right')
+    justify: Any = 'left' if isinstance(rows[0][column], str) else 'right'
+    table.add_column(column, justify=justify, overflow='fold')
   for row in rows:
     table.add_row(*(_text(column, value) for column, value in row.items()))
   console = Console()
   # A pipe has no width of its own, and 80 characters would break the lines.
-  console.width = console.width if console.is_terminal else 140
+  console.width = console.width if console.is_terminal else 160
   console.print(table)
 
 

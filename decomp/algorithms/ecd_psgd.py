@@ -39,7 +39,8 @@ def ecd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   error has variance v 2(2t-1)/(3t(t-1)), falling as 1/t. Use it with such a compressor, under
   compression too strong for DCD. With a compressor whose noise grows with its input (all that scale
   by a norm) the extrapolation makes z, and with it the error, grow with t at a constant step size:
-  watch `info.message_norm`.
+  watch `info.message_norm`. With `fixed_grid` it is the limit that must hold z, which grows like
+  tγ|g|/2: watch `info.clipped`, as clipping one element in a thousand late in a run is too much.
 
   Args:
     optimizer: each worker's own optax optimizer.
