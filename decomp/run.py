@@ -82,7 +82,8 @@ class Run:
     some = {name: values[:worker_examples] for name, values in task.test.items()}
     self._worker_test = _Batched.of(some, size=500)
     self._mapping = self._choose(mapping)
-    mesh = mappings.local_mesh() if self._mapping == 'devices' else None
+    mesh = sim.mesh or (mappings.local_mesh() if self._mapping == 'devices' else None)
+    self._mesh = mesh
     self._gradients = mappings.lift(self._worker_gradient, self._mapping, mesh)
     self._shardings = _shardings(self._stacked_start, mesh) if mesh else None
     if mesh:  # else every chunk would copy them from the first device to the others
@@ -179,7 +180,8 @@ class Run:
     average = self._test.mean(functools.partial(self.task.evaluate, *mean))
     each = mappings.lift(
       lambda p, s: self._worker_test.mean(functools.partial(self.task.evaluate, p, s)),
-      'vmap' if self._mapping == 'vmap' else 'scan',
+      self._mapping,
+      self._mesh,
     )(params, model_state)
     totals = carry.totals._asdict()
     steps = jnp.maximum(totals.pop('steps'), 1).astype(jnp.float32)

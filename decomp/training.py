@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from decomp.base import Algorithm, PyTree
 from decomp.data import partition
@@ -70,6 +71,7 @@ def train(
   eval_every: int | None = None,
   worker_examples: int = 2000,
   mapping: str = 'auto',
+  mesh: Mesh | None = None,
   checkpoint_dir: str | None = None,
   checkpoint_seconds: float = 30.0,
   resume: bool = False,
@@ -97,6 +99,8 @@ def train(
       model on all of them.
     mapping: how the gradients of all workers are computed: 'vmap', 'scan', 'devices', or 'auto'
       for the fastest on this platform; see `decomp.mapping`.
+    mesh: spreads workers over devices that exchange packed bytes, see `decomp.simulate`; None
+      simulates the exchange.
     checkpoint_dir: where to keep checkpoints; None for none.
     checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, and at the
       end.
@@ -124,7 +128,7 @@ def train(
   if resume and checkpoint_dir is None:
     raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
   eval_every = eval_every or max(1, steps // 20)
-  sim = simulate(algorithm, topology)
+  sim = simulate(algorithm, topology, mesh)
   sampling = Sampling(_divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
   facts = {
     'task': task.name,
