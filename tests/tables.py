@@ -1,65 +1,77 @@
-"""One instance of everything public: a new factory is picked up, or its absence here fails."""
+"""Instances of everything public, made from `__all__` and the names of parameters.
+
+A new algorithm, compressor or topology is in these tables, and so in the protocol tests, as soon as
+it is in its package's `__all__`.
+"""
+
+import inspect
+import itertools
 
 import networkx as nx
 import numpy as np
 import optax
+import pytest
 
 from decomp import algorithms, compressors, topology
 
-COMPRESSORS = {
-  'identity': [compressors.identity()],
-  'stochastic_quantizer': [
-    *(compressors.stochastic_quantizer(bits) for bits in (1, 2, 3, 4, 8)),
-    compressors.stochastic_quantizer(4, bucket=16),
-    compressors.stochastic_quantizer(1, bucket=7),
-  ],
-  'fixed_grid': [compressors.fixed_grid(bits, limit=4.0) for bits in (2, 5, 8)],
-  'qsgd': [compressors.qsgd(bits) for bits in (1, 4, 16)],
-  'sign_norm': [compressors.sign_norm()],
-  'top_k': [compressors.top_k(0.25)],
-  'random_k': [
-    compressors.random_k(0.3),
-    compressors.random_k(0.3, unbiased=False),
-  ],
-  'natural': [compressors.natural()],
+# What a required parameter of a name is tried with; values that a factory refuses are left out.
+CANDIDATES = {
+  'bits': [1, 3, 8],
+  'fraction': [0.25],
+  'limit': [4.0],
+  'num_workers': [1, 2, 5, 8],
+  'rows': [1, 4],
+  'columns': [3, 4],
+  'p': [0.5],
+  'matrix': [np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]])],
+  'graph': [nx.petersen_graph()],
+  'consensus_rate': [0.5],
 }
 
-TOPOLOGIES = {
-  'ring': [topology.ring(n) for n in (1, 2, 3, 4, 5, 8)],
-  'path': [topology.path(n) for n in (1, 2, 5)],
-  'torus': [topology.torus(4, 4), topology.torus(2, 3), topology.torus(1, 4), topology.torus(3, 5)],
-  'hypercube': [topology.hypercube(n) for n in (1, 2, 8, 16)],
-  'star': [topology.star(n) for n in (1, 2, 8)],
-  'complete': [topology.complete(n) for n in (1, 2, 8)],
-  'exponential': [topology.exponential(n) for n in (1, 2, 5, 8, 12)],
-  'one_peer_exponential': [topology.one_peer_exponential(n) for n in (2, 6, 8)],
-  'erdos_renyi': [topology.erdos_renyi(8, p=0.5, seed=0), topology.erdos_renyi(20, 0.3, seed=1)],
-  'from_matrix': [topology.from_matrix(np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]))],
-  'from_graph': [topology.from_graph(nx.petersen_graph())],
-}
+COMPRESSORS = [
+  compressors.stochastic_quantizer(2),
+  compressors.stochastic_quantizer(4, bucket=16),
+  compressors.stochastic_quantizer(1, bucket=7),
+  compressors.qsgd(16),
+  compressors.random_k(0.3, unbiased=False),
+]
+
+
+def instances(factory, **fixed):
+  """Every call of `factory` with candidates for its required parameters that it does not refuse."""
+  required = [
+    name
+    for name, parameter in inspect.signature(factory).parameters.items()
+    if parameter.default is parameter.empty and name not in fixed
+  ]
+  accepted = {k: v for k, v in fixed.items() if k in inspect.signature(factory).parameters}
+  made = []
+  for values in itertools.product(*(CANDIDATES[name] for name in required)):
+    try:
+      made.append(factory(**dict(zip(required, values, strict=True)), **accepted))
+    except ValueError:
+      continue
+  assert made, f'no candidates suit {factory.__name__}: add some to CANDIDATES'
+  return made
+
+
+def _all(module):
+  return [item for name in module.__all__ for item in instances(getattr(module, name))]
+
+
+COMPRESSORS += _all(compressors)
+TOPOLOGIES = _all(topology)
 
 
 def make_algorithms(optimizer=None, compressor=None):
-  """Every public algorithm."""
-  optimizer = optimizer or optax.sgd(0.1)
-  compressor = compressor or compressors.stochastic_quantizer(bits=8)
-  return {
-    'allreduce': algorithms.allreduce(optimizer),
-    'choco_sgd': algorithms.choco_sgd(optimizer, compressor, consensus_rate=0.5),
-    'compressed_allreduce': algorithms.compressed_allreduce(optimizer, compressor),
-    'd_psgd': algorithms.d_psgd(optimizer),
-    'dcd_psgd': algorithms.dcd_psgd(optimizer, compressor),
-    'ecd_psgd': algorithms.ecd_psgd(optimizer, compressor),
-    'naive': algorithms.naive(optimizer, compressor),
+  """Every public algorithm, by name."""
+  parts = {
+    'optimizer': optimizer or optax.sgd(0.1),
+    'compressor': compressor or compressors.stochastic_quantizer(bits=8),
   }
+  return {name: instances(getattr(algorithms, name), **parts)[0] for name in algorithms.__all__}
 
 
-def flat(table):
-  """All instances in a row, with their names as test ids."""
-  return [pytest_param(item) for items in table.values() for item in items]
-
-
-def pytest_param(item):
-  import pytest
-
-  return pytest.param(item, id=getattr(item, 'name', repr(item)))
+def params(items):
+  """Items for `pytest.mark.parametrize`, with their names as test ids."""
+  return [pytest.param(item, id=item.name) for item in items]

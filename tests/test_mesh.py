@@ -7,7 +7,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import TOPOLOGIES, flat, make_algorithms
+from tables import TOPOLOGIES, make_algorithms, params
 
 import decomp
 from decomp import algorithms, compressors, mesh, topology
@@ -127,7 +127,7 @@ def rebuilt(route, n, num_devices):
   return matrix
 
 
-@pytest.mark.parametrize('topo', flat(TOPOLOGIES))
+@pytest.mark.parametrize('topo', params(TOPOLOGIES))
 def test_routes_carry_the_matrix(topo):
   n = topo.num_workers
   for count in (d for d in range(1, n + 1) if n % d == 0):

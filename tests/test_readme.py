@@ -6,6 +6,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from decomp import algorithms
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,6 +24,11 @@ def test_every_snippet_runs(capsys):
   assert '1008' in out
   assert 'from_graph(10 nodes): 10 workers, degree 3' in out
   assert names['sim'].algorithm.name == 'every_other_step'
+
+
+@pytest.mark.parametrize('name', algorithms.__all__)
+def test_every_algorithm_is_in_the_table_of_when_to_use_it(name):
+  assert f'\n| `{name}` |' in (ROOT / 'README.md').read_text()
 
 
 @pytest.mark.parametrize(
