@@ -70,8 +70,12 @@ def overview(histories: Histories, title: str = '') -> Any:
   curves(histories, 'epoch', loss, axes[0])
   curves(histories, 'megabytes', loss, axes[1])
   bars(histories, final, axes[2])
-  if axes[0].lines:
+  starts = [line.get_ydata()[0] for line in axes[0].lines]
+  if starts:
     axes[0].legend(fontsize=7)
+    # One run that diverges would make all others flat.
+    for ax in axes[:2]:
+      ax.set_ylim(top=min(ax.get_ylim()[1], 3 * max(starts)))
   if all(_value(row, 'megabytes') > 0 for row in last):
     axes[1].set_xscale('log')
   figure.suptitle(title)

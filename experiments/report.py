@@ -16,7 +16,7 @@ def summary(history: decomp.History, algorithm: decomp.Algorithm) -> dict[str, A
   """One run in one row."""
   last = history[-1]
   name, _, rest = algorithm.name.partition('(')
-  metric = 'test_accuracy' if 'test_accuracy' in last else 'test_loss'
+  metric = next(m for m in ('test_suboptimality', 'test_accuracy', *last) if m in last)
   return {
     'algorithm': name,
     'compressor': rest.removesuffix(')') or 'none',

@@ -94,7 +94,7 @@ TENSORBOARD = flags.DEFINE_boolean(
   'tensorboard', False, 'Also write event files for TensorBoard, under tensorboard/.'
 )
 CSV = flags.DEFINE_boolean('csv', False, 'Also write metrics.csv.')
-SMOKE = flags.DEFINE_boolean('smoke', False, 'Three steps, to see whether it runs.')
+SMOKE = flags.DEFINE_boolean('smoke', False, 'Three small steps, to see whether it runs.')
 HOST_DEVICES = flags.DEFINE_integer(
   'host_devices',
   None,
@@ -110,6 +110,7 @@ class Setup(NamedTuple):
   topology: decomp.Topology
   shards: Partition
   steps: int
+  batch_size: int
   eval_every: int | None
 
 
@@ -135,8 +136,9 @@ def build_setup() -> Setup:
   if EPOCHS.value is not None:
     steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
   if SMOKE.value:
-    return Setup(task, graph, shards, min(3, steps), 1)
-  return Setup(task, graph, shards, steps, EVAL_EVERY.value)
+    few = {name: values[:100] for name, values in task.test.items()}
+    return Setup(task._replace(test=few), graph, shards, min(3, steps), min(4, BATCH_SIZE.value), 1)
+  return Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value)
 
 
 def build_task() -> decomp.Task:
@@ -176,13 +178,13 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       algorithm,
       setup.topology,
       setup.steps,
-      BATCH_SIZE.value,
+      setup.batch_size,
       SEED.value,
       shards=setup.shards,
       reshuffle=RESHUFFLE.value,
       replacement=REPLACEMENT.value,
       eval_every=setup.eval_every,
-      worker_examples=20 if SMOKE.value else WORKER_EXAMPLES.value,
+      worker_examples=WORKER_EXAMPLES.value,
       mapping=MAPPING.value,
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,

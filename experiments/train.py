@@ -23,8 +23,7 @@ from experiments import output, report, settings
 ALGORITHM = flags.DEFINE_string(
   'algorithm',
   'dcd_psgd',
-  f'One of {", ".join(algorithms.__all__)}; such as "choco_sgd(top_k(0.1))" for a compressor of its '
-  'own.',
+  f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own.',
 )
 flags.adopt_module_key_flags(settings)
 
