@@ -37,12 +37,26 @@ __version__ = '0.1.0'
 # What needs flax and data libraries is loaded when it is first asked for, to keep `import decomp`
 # quick and the core usable without them.
 _LATER = {'History': 'training', 'Task': 'tasks', 'train': 'training'}
-_MODULES = ('checkpoint', 'data', 'mapping', 'metrics', 'models', 'schedules', 'spec', 'tasks')
+_MODULES = (
+  'checkpoint',
+  'data',
+  'mapping',
+  'metrics',
+  'models',
+  'plots',
+  'schedules',
+  'spec',
+  'tasks',
+)
 
 if TYPE_CHECKING:
   from decomp.tasks import Task as Task
   from decomp.training import History as History
   from decomp.training import train
+
+
+def __dir__() -> list[str]:
+  return [*globals(), *_LATER, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,7 +80,7 @@ class Checkpointer:
 
     Args:
       step: The number of steps done.
-      state: A pytree of arrays, none of size zero. It may be donated once this returns.
+      state: A pytree of arrays. It may be donated once this returns.
       history_rows: The metrics so far, as JSON values.
 
     Raises:
@@ -101,7 +101,7 @@ class Checkpointer:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(_leaves(state)), history=ocp.args.JsonSave(history)
+        state=ocp.args.StandardSave(_stored(state)), history=ocp.args.JsonSave(history)
       ),
     )
 
@@ -126,9 +126,12 @@ class Checkpointer:
     lines = _differences(history['form'], _form(like)).values()
     if lines:
       raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
-    target = {name: _target(leaf) for name, leaf in _leaves(like).items()}
+    target = {name: _target(leaf) for name, leaf in _stored(like).items()}
     saved = self._read(step, state=ocp.args.StandardRestore(target)).state
-    leaves = [_place(leaf, saved[name]) for name, leaf in _leaves(like).items()]
+    leaves = [
+      _place(leaf, saved[name]) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+      for name, leaf in _leaves(like).items()
+    ]
     return Checkpoint(step, jax.tree.unflatten(jax.tree.structure(like), leaves), history['rows'])
 
   def close(self) -> None:
@@ -186,6 +189,11 @@ def _leaves(tree: Any) -> dict[str, Any]:
   """
   paths = jax.tree.leaves_with_path(tree)
   return {f'state{jax.tree_util.keystr(path)}': leaf for path, leaf in paths}
+
+
+def _stored(tree: Any) -> dict[str, Any]:
+  """The leaves that hold anything: Orbax cannot save arrays of size zero."""
+  return {name: leaf for name, leaf in _leaves(tree).items() if leaf.size}
 
 
 def _form(tree: Any) -> dict[str, str]:

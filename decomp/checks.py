@@ -67,6 +67,17 @@ def check_params(params: PyTree) -> None:
       )
 
 
+def check_precision(algorithm: Algorithm, params: PyTree) -> None:
+  """Whether sums of messages, carried from step to step, can be exact enough."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if algorithm.needs.fixed and leaf.dtype.itemsize < 4:
+      raise ValueError(
+        f'params{jax.tree_util.keystr(path)} is {leaf.dtype}, in which the sums that '
+        f'{algorithm.name} carries would drift away: keep parameters in float32, and cast them in '
+        'the model'
+      )
+
+
 def check_grads(grads: PyTree, params: PyTree, num_workers: int) -> None:
   """Whether there is a gradient for every parameter of every worker."""
   found: Any = jax.tree.structure(grads)

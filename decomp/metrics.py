@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from decomp.base import PyTree
+from decomp.network import weighted
 from decomp.tree import norm
 
 
 def mean_over_workers(tree: PyTree) -> PyTree:
-  """The average over the leading axis, e.g. the mean model of `state.params`."""
+  """The average over the leading axis, e.g. the mean model of `state.params`.
+
+  Leaves that are not floating point, such as a counter in a model's state, are the first worker's.
+  """
 
   def average(x: jax.Array) -> jax.Array:
-    # As a product: XLA's CPU reduction over a leading axis is an order of magnitude slower.
-    n = x.shape[0]
-    rows = x.reshape(n, -1).astype(jnp.float32)
-    return (jnp.full(n, 1 / n, jnp.float32) @ rows).reshape(x.shape[1:]).astype(x.dtype)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      return x[0]
+    return weighted(jnp.full(x.shape[0], 1 / x.shape[0]), x)
 
   return jax.tree.map(average, tree)
 
@@ -31,4 +33,4 @@ def consensus_distance(params: PyTree) -> jax.Array:
 
 def gradient_norm(grads: PyTree) -> jax.Array:
   """|mean_i g_i|: near 0 where the average model has arrived."""
-  return optax.tree.norm(optax.tree.cast(mean_over_workers(grads), jnp.float32))
+  return norm(mean_over_workers(grads))

@@ -69,6 +69,7 @@ def _sparse(topology: Topology) -> Mixer:
       jax.lax.ppermute(x, AXIS, [(int(j), i) for i, j in enumerate(sources)])
       for sources in rounds[number].sources
     ]
+    _check_floating(x)
     row = row.astype(_accumulator(x))
     terms = [w * y.astype(row.dtype) for w, y in zip(row, [x, *sent], strict=True)]
     return sum(terms[1:], terms[0]).astype(x.dtype)
@@ -98,7 +99,6 @@ class Network:
 
     def average(x: jax.Array) -> jax.Array:
       everyone = jax.lax.all_gather(x, AXIS)
-      # As a product: XLA's CPU reduction over a leading axis is an order of magnitude slower.
       return weighted(jnp.full(everyone.shape[0], 1 / everyone.shape[0]), everyone)
 
     return jax.tree.map(average, (decode or _as_is)(payload))
@@ -143,11 +143,21 @@ class Meter:
 
 def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
   """sum_j row_j everyone_j, in full precision also where a matrix unit would take bfloat16."""
+  _check_floating(everyone)
   kind = _accumulator(everyone)
+  # As a product: XLA's CPU reduction over a leading axis is an order of magnitude slower.
   total = jnp.tensordot(
     row.astype(kind), everyone.astype(kind), axes=1, precision=jax.lax.Precision.HIGHEST
   )
   return total.astype(everyone.dtype)
+
+
+def _check_floating(x: Any) -> None:
+  if not jnp.issubdtype(x.dtype, jnp.floating):
+    raise ValueError(
+      f'a message of dtype {x.dtype} cannot be averaged: pass net.mix or net.mean the `decode` '
+      'that turns it into floating point numbers'
+    )
 
 
 def _accumulator(x: Any) -> Any:

@@ -24,7 +24,7 @@ def curves(
   """
   ax = ax or _axes()
   for number, (label, rows) in enumerate(histories.items()):
-    points = [(_value(row, x), row[y]) for row in rows if row.get(y) is not None]
+    points = [(_value(row, x), _value(row, y)) for row in rows if math.isfinite(_value(row, y))]
     if points:
       ax.plot(*zip(*points, strict=True), label=label, color=f'C{number}', linewidth=1.6)
   if log and ax.lines:
@@ -68,7 +68,8 @@ def overview(histories: Histories, title: str = '') -> Any:
   final = 'test_accuracy' if 'test_accuracy' in columns else 'test_loss'
   figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout='constrained')
   curves(histories, 'epoch', loss, axes[0])
-  curves(histories, 'megabytes', loss, axes[1])
+  sent = {label: [row for row in rows if row['bytes_sent']] for label, rows in histories.items()}
+  curves(sent, 'megabytes', loss, axes[1])
   bars(histories, final, axes[2])
   starts = [line.get_ydata()[0] for line in axes[0].lines]
   if starts:
@@ -76,7 +77,7 @@ def overview(histories: Histories, title: str = '') -> Any:
     # One run that diverges would make all others flat.
     for ax in axes[:2]:
       ax.set_ylim(top=min(ax.get_ylim()[1], 3 * max(starts)))
-  if all(_value(row, 'megabytes') > 0 for row in last):
+  if axes[1].lines:
     axes[1].set_xscale('log')
   figure.suptitle(title)
   return figure
@@ -89,9 +90,11 @@ def _axes() -> Any:
 
 
 def _value(row: Mapping[str, Any], column: str) -> float:
-  return row['bytes_sent'] / 1e6 if column == 'megabytes' else row[column]
+  if column == 'megabytes':
+    return row['bytes_sent'] / 1e6
+  value = row.get(column)
+  return math.nan if value is None else float(value)
 
 
 def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
-  value = rows[-1].get(column) if rows and not getattr(rows, 'diverged', None) else None
-  return math.nan if value is None else float(value)
+  return _value(rows[-1], column) if rows and not getattr(rows, 'diverged', None) else math.nan

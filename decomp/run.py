@@ -78,9 +78,9 @@ class Run:
     self._params, self._model_state = jax.jit(task.init)(init_key)
     self.bytes_per_step = sim.bytes_per_step(self._params)
     self._examples = {name: jnp.asarray(values) for name, values in task.train.items()}
-    self._test = _Batched.of(task.test, size=500)
+    self._test = _Batched.of(task.test, size=100)
     some = {name: values[:worker_examples] for name, values in task.test.items()}
-    self._worker_test = _Batched.of(some, size=500)
+    self._worker_test = _Batched.of(some, size=100)
     self._mapping = self._choose(mapping)
     mesh = sim.mesh or (mappings.local_mesh() if self._mapping == 'devices' else None)
     self._mesh = mesh
@@ -240,8 +240,8 @@ def _shardings(start: Callable[[], Carry], mesh: Mesh) -> Carry:
 
 
 def _mean_of(info: Any, field: str) -> jax.Array:
-  """An algorithm of one's own may report less than `decomp.Info`."""
-  return jnp.mean(getattr(info, field)) if hasattr(info, field) else jnp.float32(0)
+  """The mean over workers; NaN where an algorithm of one's own does not report it."""
+  return jnp.mean(jnp.asarray(getattr(info, field, jnp.nan)).astype(jnp.float32))
 
 
 def _worst(metric: str, values: jax.Array) -> jax.Array:

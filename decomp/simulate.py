@@ -16,6 +16,7 @@ from decomp.checks import (
   check_leading_axis,
   check_mesh,
   check_params,
+  check_precision,
   check_topology,
 )
 from decomp.network import Meter
@@ -60,6 +61,7 @@ class Simulation:
     n = self.topology.num_workers
     params = jax.tree.map(_strong, params)
     check_params(params)
+    check_precision(self.algorithm, params)
     if stacked:
       check_leading_axis('params', params, n)
     else:

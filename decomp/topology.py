@@ -313,7 +313,7 @@ def _shift(n: int, hop: int) -> np.ndarray:
 
 
 def _at_least(argument: str, value: Any, least: int) -> int:
-  if not isinstance(value, int | np.integer) or value < least:
+  if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
     raise ValueError(f'{argument}={value!r}: must be a whole number of at least {least}')
   return int(value)
 

@@ -105,7 +105,8 @@ def train(
     checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, and at the
       end.
     resume: whether to continue from the newest checkpoint in `checkpoint_dir`, if there is one.
-    config: more facts of the run, which the run that resumes it must share.
+    config: more facts of the run, which the run that resumes it must share; the optimizer is one
+      that the algorithm does not tell.
     on_row: called with every row, also with those of a checkpoint.
     progress: whether to show a progress bar; None for when a terminal is attached.
 
@@ -122,6 +123,8 @@ def train(
   >>> history[-1]['step'], bool(history[-1]['test_suboptimality'] < 0.1)
   (40, True)
   """
+  if not isinstance(task, Task):
+    raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
   _check_positive(
     steps=steps, batch_size=batch_size, eval_every=eval_every, worker_examples=worker_examples
   )
@@ -134,13 +137,14 @@ def train(
     'task': task.name,
     'algorithm': algorithm.name,
     'topology': topology.name,
+    'weights': zlib.crc32(topology.matrices.tobytes()),
     'batch size': batch_size,
     'seed': seed,
     'examples of each worker': np.asarray(sampling.shards.lengths).tolist(),
     'checksum of the shards': zlib.crc32(np.ascontiguousarray(sampling.shards.indices).tobytes()),
     'reshuffle': reshuffle,
     'replacement': replacement,
-    'steps between rows': eval_every,
+    'eval_every': eval_every,
     'test examples of a worker': worker_examples,
     **json.loads(json.dumps(dict(config or {}))),
   }
@@ -311,15 +315,22 @@ def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
 
 
 def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
-  n = topology.num_workers
+  n, examples = topology.num_workers, len(next(iter(task.train.values())))
   if isinstance(shards, str):
     if shards not in ('iid', 'by_label'):
       raise ValueError(f"shards={shards!r}: must be 'iid', 'by_label' or a Partition")
-    labels = task.train['label']
-    return partition.iid(labels, n, seed) if shards == 'iid' else partition.by_label(labels, n)
+    if shards == 'iid':
+      return partition.iid(np.zeros(examples), n, seed)
+    if 'label' not in task.train:
+      raise ValueError(f"shards='by_label': task={task.name} has no train['label'] to go by")
+    return partition.by_label(task.train['label'], n)
   if len(shards.lengths) != n:
     raise ValueError(
       f'shards has {len(shards.lengths)} workers, but topology={topology.name} has {n}'
+    )
+  if int(np.sum(shards.lengths)) != examples:
+    raise ValueError(
+      f'shards divides {int(np.sum(shards.lengths))} examples, but task={task.name} has {examples}'
     )
   return shards
 

@@ -65,4 +65,5 @@ def _info(compressor: Compressor, tree: PyTree, value: PyTree) -> Info:
   error = norm(optax.tree.sub(value, tree))
   relative = jnp.where(size == 0, 0, error / jnp.where(size == 0, 1, size)) ** 2
   beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in jax.tree.leaves(tree)]
-  return Info(relative, size, jnp.stack(beyond).sum() / optax.tree.size(tree))
+  clipped = jnp.stack(beyond).sum().astype(jnp.float32) / optax.tree.size(tree)
+  return Info(relative, size, clipped)

@@ -136,7 +136,7 @@ def build_setup() -> Setup:
   if EPOCHS.value is not None:
     steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
   if SMOKE.value:
-    few = {name: values[:100] for name, values in task.test.items()}
+    few = {name: values[:20] for name, values in task.test.items()}
     return Setup(task._replace(test=few), graph, shards, min(3, steps), min(4, BATCH_SIZE.value), 1)
   return Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value)
 

@@ -81,12 +81,27 @@ def test_protocol(name):
 
 
 @every_algorithm
-def test_bfloat16_params_stay_bfloat16(name):
+def test_bfloat16_params_stay_bfloat16_or_are_refused(name):
+  """Sums that are carried from step to step would drift in bfloat16; the others are fine."""
   params = {'a': jnp.ones(5, jnp.bfloat16), 'b': jnp.ones(3)}
   sim = decomp.simulate(make_algorithms(optax.sgd(0.1, momentum=0.9))[name], topology.ring(4))
+  if sim.algorithm.needs.fixed:
+    with pytest.raises(ValueError, match=r"params\['a'\] is bfloat16"):
+      sim.init(params)
+    return
   state, _ = sim.step(jax.random.key(0), random_grads(params, 4), sim.init(params))
   assert state.params['a'].dtype == jnp.bfloat16
   assert state.params['b'].dtype == jnp.float32
+
+
+def test_codes_that_nobody_decoded_are_not_averaged():
+  def step(key, grads, state, net):
+    return state._replace(params=net.mix(jnp.ones(3, jnp.uint8))), ()
+
+  algorithm = decomp.Algorithm(make_algorithms()['d_psgd'].init, step)
+  sim = decomp.simulate(algorithm, topology.ring(4))
+  with pytest.raises(ValueError, match='dtype uint8 cannot be averaged'):
+    sim.step(jax.random.key(0), jnp.zeros((4, 3)), sim.init(jnp.zeros(3)))
 
 
 @every_algorithm

@@ -93,6 +93,9 @@ def test_a_biased_compressor_is_a_warning(name):
     (lambda: decomp.simulate('dcd_psgd', topology.ring(4)), "algorithm='dcd_psgd'"),
     (lambda: decomp.simulate(make_algorithms()['d_psgd'], 'ring'), "topology='ring'"),
     (lambda: decomp.simulate(make_algorithms()['d_psgd'], topology.ring(4), mesh=3), 'mesh=3'),
+    (lambda: algorithms.dcd_psgd(0.1, compressors.natural()), 'optimizer=0.1'),
+    (lambda: algorithms.naive(optax.sgd(1), 'natural'), "compressor='natural'"),
+    (lambda: decomp.train('digits', None, None, 1, 1), "task='digits'"),
     (lambda: algorithms.choco_sgd(optax.sgd(1), compressors.sign_norm(), 0), 'consensus_rate=0'),
   ],
 )
@@ -112,3 +115,37 @@ def test_import_is_quiet_and_starts_nothing():
     'assert not heavy & set(sys.modules), heavy & set(sys.modules)'
   )
   subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True, timeout=120)
+
+
+def test_training_in_float64():
+  """Everything that the compiled loop carries keeps its dtype there too."""
+  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+  for name in ('dcd_psgd', 'd_psgd'):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
+      history = decomp.train(task, make_algorithms()[name], topology.ring(4), steps=4, batch_size=2)
+    assert history[-1]['step'] == 4
+
+
+def test_shards_of_other_data_are_refused():
+  from decomp.data import partition
+
+  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+  other = partition.iid(np.zeros(1000), 4)
+  with pytest.raises(ValueError, match=r'shards divides 1000 examples, but .* has 32'):
+    decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1, shards=other)
+
+
+def test_a_task_without_labels_can_be_dealt_out():
+  def loss(params, state, batch, key):
+    return ((batch['x'] - params) ** 2).mean(), state
+
+  def evaluate(params, state, batch):
+    return {'loss': (batch['x'] - params) ** 2}
+
+  data = {'x': np.arange(8, dtype=np.float32)}
+  task = decomp.Task('mean', lambda key: (jnp.zeros(()), ()), loss, evaluate, data, data)
+  algorithm = make_algorithms(optax.sgd(0.2))['d_psgd']
+  history = decomp.train(task, algorithm, topology.ring(2), steps=40, batch_size=4)
+  assert history.params.mean() == pytest.approx(3.5, abs=0.5)
+  with pytest.raises(ValueError, match=r"no train\['label'\]"):
+    decomp.train(task, algorithm, topology.ring(2), 1, 1, shards='by_label')

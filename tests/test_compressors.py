@@ -295,3 +295,21 @@ def test_any_size_and_bucket(bits, size, bucket, seed):
     largest = float(jnp.abs(x).max())
     quantum = largest * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
     assert float(jnp.abs(y - x).max()) <= quantum * 1.001
+
+
+def test_random_k_draws_alike_under_every_generator_and_vmap():
+  """Receivers draw the places again, under another vmap than the sender's."""
+  with jax.default_prng_impl('rbg'):
+    compressor = compressors.random_k(0.25)
+    x = gaussian(120).reshape(3, 40)
+    keys = jax.random.split(jax.random.key(0), 3)
+    payloads = jax.vmap(compressor.encode)(keys, x)
+    together = jax.vmap(compressor.decode)(payloads, x)
+    for k in range(3):
+      alone = compressor.decode(jax.tree.map(lambda p, k=k: p[k], payloads), x[k])
+      np.testing.assert_array_equal(together[k], alone)
+
+
+def test_measure_tells_small_errors():
+  got = compressors.measure(compressors.qsgd(16), gaussian(10), jax.random.key(0))
+  assert 0 < got.alpha2 < 1e-8

@@ -345,7 +345,7 @@ def test_finished_run(tmp_path, monkeypatch):
     resume(algorithm=DCD)
   with pytest.raises(ValueError, match='checksum of the shards'):
     resume(shards='by_label')
-  with pytest.raises(ValueError, match='steps between rows: 4 there, 2 here'):
+  with pytest.raises(ValueError, match='eval_every: 4 there, 2 here'):
     resume(eval_every=2)
   with pytest.raises(ValueError, match='learning rate: missing there'):
     resume(config={'learning rate': 0.3})
@@ -353,6 +353,7 @@ def test_finished_run(tmp_path, monkeypatch):
 
 def test_metrics_over_workers():
   params = {'a': jnp.array([[1.0, 2.0], [3.0, 6.0]]), 'b': jnp.array([0.0, 4.0])}
+  assert metrics.mean_over_workers({'counter': jnp.array([7, 7])})['counter'] == 7
   mean = metrics.mean_over_workers(params)
   np.testing.assert_allclose(mean['a'], [2, 4])
   np.testing.assert_allclose(mean['b'], 2)

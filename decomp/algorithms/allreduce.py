@@ -8,7 +8,7 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import local_update
+from decomp.algorithms.common import check_parts, local_update
 from decomp.base import Algorithm, Info, Network, PyTree
 
 
@@ -40,6 +40,7 @@ def allreduce(optimizer: optax.GradientTransformation) -> Algorithm:
   >>> state.params
   Array([-1.5, -1.5, -1.5, -1.5], dtype=float32)
   """
+  check_parts(optimizer)
 
   def init(params: PyTree, net: Network) -> AllReduceState:
     return AllReduceState(params, optimizer.init(params))

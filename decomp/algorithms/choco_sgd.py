@@ -8,7 +8,7 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import local_update
+from decomp.algorithms.common import check_parts, local_update
 from decomp.base import Algorithm, Compressor, Info, Needs, Network, PyTree
 
 
@@ -59,6 +59,7 @@ def choco_sgd(
   Reference: Koloskova et al., Decentralized Stochastic Optimization and Gossip Algorithms with
   Compressed Communication, arXiv 1902.00340.
   """
+  check_parts(optimizer, compressor)
   if isinstance(consensus_rate, int | float) and not 0 < consensus_rate <= 1:
     raise ValueError(f'consensus_rate={consensus_rate}: must be above 0 and at most 1')
 

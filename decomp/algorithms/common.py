@@ -10,6 +10,17 @@ import optax
 from decomp.base import Compressor, PyTree
 
 
+def check_parts(optimizer: Any, compressor: Any = None) -> None:
+  """Whether an algorithm is made of what it needs."""
+  if not hasattr(optimizer, 'update'):
+    raise ValueError(f'optimizer={optimizer!r}: must be an optax optimizer, such as optax.sgd(0.1)')
+  if compressor is not None and not isinstance(compressor, Compressor):
+    raise ValueError(
+      f'compressor={compressor!r}: must be a decomp.Compressor, such as '
+      'compressors.stochastic_quantizer(bits=8)'
+    )
+
+
 def local_update(
   optimizer: optax.GradientTransformation, grads: PyTree, state: Any
 ) -> tuple[PyTree, Any]:

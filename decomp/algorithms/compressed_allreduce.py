@@ -7,7 +7,7 @@ import optax
 
 from decomp import tree
 from decomp.algorithms.allreduce import AllReduceState, allreduce
-from decomp.algorithms.common import local_update
+from decomp.algorithms.common import check_parts, local_update
 from decomp.base import Algorithm, Compressor, Info, Network, PyTree
 
 
@@ -38,6 +38,7 @@ def compressed_allreduce(
 
   Reference: Alistarh et al., QSGD, arXiv 1610.02132.
   """
+  check_parts(optimizer, compressor)
 
   def step(
     key: jax.Array, grads: PyTree, state: AllReduceState, net: Network

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import local_update
+from decomp.algorithms.common import check_parts, local_update
 from decomp.base import Algorithm, Info, Needs, Network, PyTree
 
 
@@ -43,6 +43,7 @@ def d_psgd(optimizer: optax.GradientTransformation) -> Algorithm:
   Reference: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?,
   arXiv 1705.09056.
   """
+  check_parts(optimizer)
 
   def init(params: PyTree, net: Network) -> DPSGDState:
     return DPSGDState(params, optimizer.init(params))

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import local_update, warn_if_biased
+from decomp.algorithms.common import check_parts, local_update, warn_if_biased
 from decomp.base import Algorithm, Compressor, Info, Needs, Network, PyTree
 
 
@@ -55,6 +55,7 @@ def dcd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   Reference: Tang et al., Communication Compression for Decentralized Training, arXiv 1803.06443,
   algorithm 1.
   """
+  check_parts(optimizer, compressor)
   warn_if_biased('dcd_psgd', compressor)
 
   def init(params: PyTree, net: Network) -> DCDState:

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import local_update
+from decomp.algorithms.common import check_parts, local_update
 from decomp.algorithms.d_psgd import DPSGDState, d_psgd
 from decomp.base import Algorithm, Compressor, Info, Needs, Network, PyTree
 
@@ -37,6 +37,7 @@ def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Al
   Reference: Tang et al., Communication Compression for Decentralized Training, arXiv 1803.06443,
   section 3 and figure 1.
   """
+  check_parts(optimizer, compressor)
 
   def step(
     key: jax.Array, grads: PyTree, state: DPSGDState, net: Network

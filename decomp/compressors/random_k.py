@@ -78,7 +78,8 @@ def _places(seed: jax.Array, size: int, count: int) -> jax.Array:
   """`count` different places below `size`, each with probability count / size."""
   if not count:
     return jnp.zeros(0, jnp.int32)
+  # Sender and receiver must draw alike however they are vmapped, which only threefry promises.
   edges = (np.arange(count + 1) * size // count).astype(np.int32)
-  within, rotation = jax.random.split(jax.random.key(seed))
+  within, rotation = jax.random.split(jax.random.key(seed, impl='threefry2x32'))
   places = jax.random.randint(within, (count,), edges[:-1], edges[1:])
   return (places + jax.random.randint(rotation, (), 0, size)) % size

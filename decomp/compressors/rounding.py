@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def stochastic_round(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -35,16 +36,22 @@ def safe_divide(x: jax.Array, scale: jax.Array) -> jax.Array:
   return jnp.where(usable, x / jnp.where(usable, scale, 1), 0)
 
 
+def is_whole(value: Any) -> bool:
+  """Whether it is a whole number, of Python's or NumPy's."""
+  return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_bits(value: Any, least: int, most: int) -> int:
   """`bits` as an int, or a ValueError that says what is allowed."""
-  if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+  if not is_whole(value) or not least <= value <= most:
     raise ValueError(f'bits={value!r}: must be a whole number from {least} to {most}')
-  return value
+  return int(value)
 
 
 def check_fraction(value: Any) -> float:
   """`fraction` as a float, or a ValueError that says what is allowed."""
-  if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+  number = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+  if not number or not 0 < value <= 1:
     raise ValueError(f'fraction={value!r}: must be above 0 and at most 1, such as 0.01 for 1 %')
   return float(value)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from decomp import wire
 from decomp.base import Compressor
+from decomp.compressors.rounding import safe_divide
 
 
 class Signs(NamedTuple):
@@ -35,7 +36,10 @@ def sign_norm() -> Compressor:
 
   def encode(key: jax.Array, x: jax.Array) -> Signs:
     del key  # deterministic
-    magnitude = (jnp.abs(x.astype(jnp.float32)) / max(1, x.size)).sum()
+    x = x.astype(jnp.float32)
+    # Sums of large or small elements leave the range of float32; those of x / max do not.
+    largest = jnp.abs(x).max(initial=0)
+    magnitude = largest * (jnp.abs(safe_divide(x, largest)).sum() / max(1, x.size))
     return Signs(wire.pack_bits((x >= 0).astype(jnp.uint8), 1), magnitude)
 
   def decode(payload: Signs, like: Any) -> jax.Array:

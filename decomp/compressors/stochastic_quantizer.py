@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import check_bits, safe_divide, stochastic_round
+from decomp.compressors.rounding import check_bits, is_whole, safe_divide, stochastic_round
 
 
 class Quantized(NamedTuple):
@@ -28,7 +29,8 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
 
   so that E C(x) = x, 0 is on the grid and ±max|x| are reachable. One bit means the two points
   ±max|x|. The squared error is Δ² sum f_i(1 - f_i) <= d Δ²/4 with f_i the fractional parts, hence
-  α² <= d/(4 s²) at worst; measured on Gaussian input it is 2e-4 at 8 bits, 0.07 at 4, 2.6 at 2.
+  α² <= min(d/(4s²), √d/(2s)) at worst; measured on 270,000 Gaussian elements it is 2e-4 at 8 bits,
+  0.07 at 4 and 2.6 at 2, and less in smaller leaves or buckets.
 
   Args:
     bits: bits per element, 1 to 8.
@@ -47,7 +49,7 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
   Reference: Alistarh et al., QSGD, arXiv 1610.02132 (with the maximum norm and buckets, section 4).
   """
   bits = check_bits(bits, 1, 8)
-  if bucket is not None and (not isinstance(bucket, int) or bucket < 1):
+  if bucket is not None and (not is_whole(bucket) or bucket < 1):
     raise ValueError(f'bucket={bucket!r}: must be a whole number of elements, or None')
   levels = max(1, 2 ** (bits - 1) - 1)
 
@@ -70,8 +72,11 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
 
   def alpha2(size: int) -> float:
     # At 1 bit the error of x_i is max² - x_i²; from 2 bits on it is at most Δ²/4.
+    # One maximum among equal elements in the first cell is the worst input there is.
     length = min(size, bucket or size)
-    return max(0, length - 1) if bits == 1 else length / (4 * levels**2)
+    if bits == 1:
+      return max(0, length - 1)
+    return min(length / (4 * levels**2), math.sqrt(length) / (2 * levels))
 
   arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '')
   name = f'stochastic_quantizer({arguments})'
