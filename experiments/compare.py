@@ -53,6 +53,7 @@ def main(argv: Sequence[str]) -> None:
   title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
   figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
   output.save_plot(figure, path / 'plot.png')
+  output.save_shards(setup, path)
   clean = [output.for_json(row) for row in rows]
   (path / 'results.json').write_text(json.dumps(clean, indent=2) + '\n')
   report.print_table(rows, title)

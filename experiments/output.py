@@ -88,6 +88,13 @@ def for_json(row: Mapping[str, Any]) -> dict[str, Any]:
   return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
+def save_shards(setup: settings.Setup, path: Path) -> None:
+  """Draws who holds which labels, where examples have one."""
+  labels = setup.task.train.get('label')
+  if labels is not None and labels.ndim == 1:
+    save_plot(setup.shards.plot(labels).figure, path / 'partition.png')
+
+
 def save_plot(figure: Any, path: Path) -> None:
   """Writes a figure, and frees it."""
   import matplotlib.pyplot as plt

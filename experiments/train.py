@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> None:
     sys.exit('\nstopped; the same command with --resume continues from here')
   figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
   output.save_plot(figure, folder.path / 'plot.png')
+  output.save_shards(setup, folder.path)
   report.print_table([report.summary(history, algorithm)], str(folder.path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
