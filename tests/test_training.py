@@ -123,9 +123,13 @@ def test_metrics_by_hand():
   assert list(history.column('bytes_sent')) == [s * sim.bytes_per_step(one) for s in (0, 4, 8, 10)]
 
 
+# Linear in its input, so that a last bit that differs does not flip a rounding.
+DCD_LINEAR = algorithms.dcd_psgd(optax.sgd(0.1), compressors.random_k(0.8))
+
+
 @pytest.mark.parametrize(
   ('algorithm', 'shards', 'replacement'),
-  [(D_PSGD, 'iid', False), (D_PSGD, 'by_label', True), (DCD, UNEVEN, False)],
+  [(D_PSGD, 'iid', False), (D_PSGD, 'by_label', True), (DCD_LINEAR, UNEVEN, False)],
   ids=['iid', 'by_label', 'uneven'],
 )
 def test_against_a_loop_by_hand(algorithm, shards, replacement):
