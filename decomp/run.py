@@ -1,8 +1,11 @@
 """The device's side of training: everything that is compiled.
 
 Steps run in chunks inside one `while_loop` with donated buffers. The loop counts what a row of
-metrics needs, and leaves at the very step where a worker's loss is no longer finite or explodes.
+metrics needs, and notes the very step where a worker's loss is no longer finite or explodes.
 Everything random is a function of (seed, step, worker), so the carry is all a checkpoint holds.
+
+On one device the loop leaves at that step. Workers on a mesh learn of each other's losses only
+between chunks: inside one nothing travels but the algorithm's own messages.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from decomp import mapping as mappings
 from decomp import metrics
@@ -26,13 +29,19 @@ from decomp.tasks import Task
 
 
 class Totals(NamedTuple):
-  """Sums over the steps since the last row."""
+  """What was seen since the last row: each worker's sums over steps, [n].
+
+  Attributes:
+    steps: their number, a scalar.
+    gradient_norm: of the mean gradient, a scalar: it needs everyone's gradients, so it is taken
+      once for a row, at its last step; NaN before.
+  """
 
   steps: jax.Array
   loss: jax.Array
-  gradient_norm: jax.Array
   compression_error: jax.Array
   clipped: jax.Array
+  gradient_norm: jax.Array
 
 
 class Carry(NamedTuple):
@@ -42,13 +51,29 @@ class Carry(NamedTuple):
     state: the algorithm's, of all workers.
     model_state: leaves [n, ...].
     totals: since the last row.
-    losses: each worker's last loss, [n].
+    losses: each worker's last loss, or the first bad one, [n].
+    failed: the number of steps after which it was bad, [n]; 0 as long as all is well.
   """
 
   state: State
   model_state: PyTree
   totals: Totals
   losses: jax.Array
+  failed: jax.Array
+
+
+class Data(NamedTuple):
+  """What the compiled functions read; arguments, since constants would be compiled in.
+
+  Attributes:
+    train: all examples, [N, ...]; on a mesh each worker's own ones, [n, longest, ...].
+    test: for the mean model.
+    worker_test: for single workers.
+  """
+
+  train: PyTree
+  test: _Batched
+  worker_test: _Batched
 
 
 class Sampling(NamedTuple):
@@ -61,7 +86,7 @@ class Sampling(NamedTuple):
 
 
 class Run:
-  """One run's compiled functions: `start`, `advance`, `measure` and `reset`."""
+  """One run's compiled functions: `start`, `advance`, `outcome`, `measure` and `reset`."""
 
   def __init__(
     self,
@@ -74,75 +99,123 @@ class Run:
   ):
     self.task, self.sim, self.sampling = task, sim, sampling
     self._num_workers = sim.topology.num_workers
-    init_key, *self._keys = jax.random.split(jax.random.key(seed), 4)
-    self._params, self._model_state = jax.jit(task.init)(init_key)
+    self._seed = seed
+    # As NumPy arrays they may enter a program that runs in several processes.
+    self._params, self._model_state = jax.device_get(jax.jit(task.init)(self._key(0)))
     self.bytes_per_step = sim.bytes_per_step(self._params)
-    self._examples = {name: jnp.asarray(values) for name, values in task.train.items()}
-    self._test = _Batched.of(task.test, size=100)
-    some = {name: values[:worker_examples] for name, values in task.test.items()}
-    self._worker_test = _Batched.of(some, size=100)
     self._mapping = self._choose(mapping)
     mesh = sim.mesh or (mappings.local_mesh() if self._mapping == 'devices' else None)
     self._mesh = mesh
     self._gradients = mappings.lift(self._worker_gradient, self._mapping, mesh)
-    self._shardings = _shardings(self._stacked_start, mesh) if mesh else None
-    if mesh:  # else every chunk would copy them from the first device to the others
-      self._examples = jax.device_put(self._examples, NamedSharding(mesh, PartitionSpec()))
-    self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=self._shardings)
-    self.measure = jax.jit(self._measure)
-
-  def start(self) -> Carry:
-    """The carry before the first step."""
-    return jax.device_put(self._stacked_start(), self._shardings)
+    everywhere: Any = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    split: Any = NamedSharding(mesh, PartitionSpec('worker')) if mesh else None
+    # A worker that is dealt other examples every epoch needs access to all of them.
+    self._own_examples = sim.mesh is not None and not sampling.reshuffle
+    if self._own_examples:
+      train = {name: _of_workers(x, sampling.shards, split) for name, x in task.train.items()}
+    else:
+      train = {name: _place(x, everywhere) for name, x in task.train.items()}
+    some = {name: x[:worker_examples] for name, x in task.test.items()}
+    tests = (_Batched.of(examples, size=100) for examples in (task.test, some))
+    self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tuple(tests)))
+    carry = _shardings(self._start, everywhere, split) if mesh else None
+    self.start = jax.jit(self._start, out_shardings=carry)
+    self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=carry)
+    self._measured = jax.jit(self._measure, out_shardings=everywhere)
+    self.outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
+    self.reset = jax.jit(self._reset, donate_argnums=0, out_shardings=carry)
 
   def compile(self, carry: Carry) -> None:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
-    self._chunk = self._chunk.lower(carry, np.int32(0), np.float32(0), self._examples).compile()
+    zero = np.int32(0)
+    self._chunk = self._chunk.lower(carry, zero, zero, np.float32(0), self._data).compile()
 
-  def advance(self, carry: Carry, until: int, limit: float) -> Carry:
-    """Steps up to number `until`, or to the first step at which a loss is not below `limit`."""
-    return self._chunk(carry, np.int32(until), np.float32(limit), self._examples)
+  def advance(self, carry: Carry, until: int, row_at: int, limit: float) -> Carry:
+    """Steps up to number `until`, or on one device to the first loss that is not below `limit`."""
+    return self._chunk(carry, np.int32(until), np.int32(row_at), np.float32(limit), self._data)
 
-  def reset(self, carry: Carry) -> Carry:
-    """The carry with sums over no steps, after a row."""
-    shardings = self._shardings.totals if self._shardings else None
-    return carry._replace(totals=jax.device_put(no_totals(), shardings))
+  def measure(self, carry: Carry) -> dict[str, float]:
+    """The metrics of a row that come from the device."""
+    return {name: float(value) for name, value in self._measured(carry, self._data).items()}
 
-  def _stacked_start(self) -> Carry:
+  def _key(self, number: int) -> jax.Array:
+    return jax.random.split(jax.random.key(self._seed), 4)[number]
+
+  def _start(self) -> Carry:
     n = self._num_workers
     model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), self._model_state)
     state = self.sim.init(self._params)
-    return Carry(state, model_state, no_totals(), jnp.zeros(n, jnp.float32))
+    nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
+    return Carry(state, model_state, _no_totals(n), *nothing)
 
-  def _steps(self, carry: Carry, until: jax.Array, limit: jax.Array, examples: PyTree) -> Carry:
+  def _reset(self, carry: Carry) -> Carry:
+    """The carry with sums over no steps, after a row."""
+    return carry._replace(totals=_no_totals(self._num_workers))
+
+  def _steps(
+    self, carry: Carry, until: jax.Array, row_at: jax.Array, limit: jax.Array, data: Data
+  ) -> Carry:
+    keys = [self._key(number) for number in (1, 2, 3)]
+    watch = self.sim.mesh is None
+
     def going(carry: Carry) -> jax.Array:
-      return (carry.state.round < until) & below(carry.losses, limit)
+      return (carry.state.round < until) & (~carry.failed.any() if watch else True)
 
-    return jax.lax.while_loop(going, functools.partial(self._step, examples=examples), carry)
+    def step(carry: Carry) -> Carry:
+      return self._step(keys, row_at, limit, data.train, carry)
 
-  def _step(self, carry: Carry, examples: PyTree) -> Carry:
-    data_key, loss_key, step_key = self._keys
+    return jax.lax.while_loop(going, step, carry)
+
+  def _step(
+    self, keys: list[jax.Array], row_at: jax.Array, limit: jax.Array, train: PyTree, carry: Carry
+  ) -> Carry:
+    data_key, loss_key, step_key = keys
     step, workers = carry.state.round, jnp.arange(self._num_workers)
     chosen = jax.vmap(lambda worker: self._sample(data_key, step, worker))(workers)
-    batch = jax.tree.map(lambda x: x[chosen], examples)
+    batch = self._pick(train, chosen)
     step_loss_key = jax.random.fold_in(loss_key, step)
-    keys = jax.vmap(lambda worker: jax.random.fold_in(step_loss_key, worker))(workers)
-    losses, grads, model_state = self._gradients(carry.state.params, carry.model_state, batch, keys)
-    state, info = self.sim.step(step_key, grads, carry.state)
+    loss_keys = jax.vmap(lambda worker: jax.random.fold_in(step_loss_key, worker))(workers)
+    state = carry.state
+    losses, grads, model_state = self._gradients(state.params, carry.model_state, batch, loss_keys)
+    state, info = self.sim.step(step_key, grads, state)
+    losses = losses.astype(jnp.float32)
+    before = carry.totals
     totals = Totals(
-      carry.totals.steps + 1,
-      carry.totals.loss + losses.mean(),
-      carry.totals.gradient_norm + metrics.gradient_norm(grads),
-      carry.totals.compression_error + _mean_of(info, 'compression_error'),
-      carry.totals.clipped + _mean_of(info, 'clipped'),
+      before.steps + 1,
+      before.loss + losses,
+      before.compression_error + _reported(info, 'compression_error'),
+      before.clipped + _reported(info, 'clipped'),
+      jax.lax.cond(
+        state.round == row_at,
+        lambda: metrics.gradient_norm(grads).astype(jnp.float32),
+        lambda: before.gradient_norm,
+      ),
     )
-    return Carry(state, model_state, totals, losses.astype(jnp.float32))
+    well = carry.failed == 0
+    bad = well & ~below(losses, limit)
+    return Carry(
+      state,
+      model_state,
+      totals,
+      jnp.where(well, losses, carry.losses),
+      jnp.where(bad, state.round, carry.failed),
+    )
 
   def _sample(self, key: jax.Array, step: jax.Array, worker: jax.Array) -> jax.Array:
+    """The positions of a batch in the dataset, or among the worker's own examples."""
     shards, batch_size, reshuffle, replacement = self.sampling
+    if self._own_examples:
+      places = np.broadcast_to(np.arange(shards.indices.shape[1]), shards.indices.shape)
+      shards = shards._replace(indices=places)
     return batches.sample(
       key, step, worker, shards, batch_size, reshuffle=reshuffle, replacement=replacement
     )
+
+  def _pick(self, train: PyTree, chosen: jax.Array) -> PyTree:
+    if not self._own_examples:
+      return jax.tree.map(lambda x: x[chosen], train)
+    pick = mappings.lift(lambda own, rows: jax.tree.map(lambda x: x[rows], own), 'vmap', self._mesh)
+    return pick(train, chosen)
 
   def _worker_gradient(
     self, params: PyTree, model_state: PyTree, batch: PyTree, key: jax.Array
@@ -153,7 +226,7 @@ class Run:
 
   def _choose(self, mapping: str) -> str:
     n, batch_size = self._num_workers, self.sampling.batch_size
-    if mapping == 'devices' and n % jax.local_device_count():
+    if mapping == 'devices' and not self.sim.mesh and n % jax.local_device_count():
       raise ValueError(
         f"mapping='devices': {n} workers cannot be split over {jax.local_device_count()} devices "
         "evenly; use 'scan' or 'auto'"
@@ -167,30 +240,31 @@ class Run:
       )
       batch = {
         name: jnp.zeros((n, batch_size, *x.shape[1:]), x.dtype)
-        for name, x in self._examples.items()
+        for name, x in self.task.train.items()
       }
       return params, model_state, batch, jax.random.split(key, n)
 
     return mappings.choose(self._worker_gradient, *jax.eval_shape(shapes, jax.random.key(0)))
 
-  def _measure(self, carry: Carry) -> dict[str, jax.Array]:
-    """The metrics of a row that come from the device."""
+  def _measure(self, carry: Carry, data: Data) -> dict[str, jax.Array]:
     params, model_state = carry.state.params, carry.model_state
     mean = metrics.mean_over_workers((params, model_state))
-    average = self._test.mean(functools.partial(self.task.evaluate, *mean))
+    average = data.test.mean(functools.partial(self.task.evaluate, *mean))
     each = mappings.lift(
-      lambda p, s: self._worker_test.mean(functools.partial(self.task.evaluate, p, s)),
+      lambda p, s: data.worker_test.mean(functools.partial(self.task.evaluate, p, s)),
       self._mapping,
       self._mesh,
     )(params, model_state)
-    totals = carry.totals._asdict()
-    steps = jnp.maximum(totals.pop('steps'), 1).astype(jnp.float32)
+    totals = carry.totals
+    steps = jnp.maximum(totals.steps, 1).astype(jnp.float32)
     return {
-      'train_loss': totals.pop('loss') / steps,
+      'train_loss': totals.loss.mean() / steps,
       **{f'test_{name}': value for name, value in average.items()},
       **{f'worst_{name}': _worst(name, value) for name, value in each.items()},
       'consensus_distance': metrics.consensus_distance(params),
-      **{name: total / steps for name, total in totals.items()},
+      'gradient_norm': totals.gradient_norm,
+      'compression_error': totals.compression_error.mean() / steps,
+      'clipped': totals.clipped.mean() / steps,
     }
 
 
@@ -198,8 +272,7 @@ class _Batched(NamedTuple):
   """Test examples cut into batches of one size, the last one filled up and masked."""
 
   examples: PyTree
-  mask: jax.Array
-  total: int
+  mask: Any
 
   @classmethod
   def of(cls, examples: Mapping[str, np.ndarray], size: int) -> _Batched:
@@ -207,10 +280,10 @@ class _Batched(NamedTuple):
     size = min(size, total)
     rows = np.arange(-(-total // size) * size)
     cut = {
-      name: jnp.asarray(values[np.minimum(rows, total - 1)].reshape(-1, size, *values.shape[1:]))
+      name: values[np.minimum(rows, total - 1)].reshape(-1, size, *values.shape[1:])
       for name, values in examples.items()
     }
-    return cls(cut, jnp.asarray((rows < total).reshape(-1, size).astype(np.float32)), total)
+    return cls(cut, (rows < total).reshape(-1, size).astype(np.float32))
 
   def mean(self, evaluate: Callable[[PyTree], dict[str, jax.Array]]) -> dict[str, jax.Array]:
     """The mean of every metric over all examples, each counted once."""
@@ -218,30 +291,45 @@ class _Batched(NamedTuple):
       lambda part: {k: (v * part[1]).sum() for k, v in evaluate(part[0]).items()},
       (self.examples, self.mask),
     )
-    return {name: value.sum() / self.total for name, value in sums.items()}
+    return {name: value.sum() / self.mask.sum() for name, value in sums.items()}
 
 
-def no_totals() -> Totals:
-  """Sums over no steps, each in a buffer of its own that can be donated."""
-  return Totals(jnp.zeros((), jnp.int32), *(jnp.zeros((), jnp.float32) for _ in range(4)))
+def _no_totals(num_workers: int) -> Totals:
+  zeros = jnp.zeros(num_workers, jnp.float32)
+  return Totals(jnp.zeros((), jnp.int32), zeros, zeros, zeros, jnp.float32(jnp.nan))
 
 
 def below(losses: Any, limit: Any) -> Any:
-  """Whether all losses are finite and below `limit`; NaN compares false."""
-  return ((losses > -np.inf) & (losses < limit)).all()
+  """Which losses are finite and below `limit`; NaN compares false."""
+  return (losses > -np.inf) & (losses < limit)
 
 
-def _shardings(start: Callable[[], Carry], mesh: Mesh) -> Carry:
-  """Everything with a worker axis is split over the mesh; the step and the sums are everywhere."""
-  everywhere, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ('worker',)))
-  carry = jax.tree.map(lambda _: split, jax.eval_shape(start))
-  state = carry.state._replace(round=everywhere)
-  return carry._replace(state=state, totals=jax.tree.map(lambda _: everywhere, no_totals()))
+def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
+  """An array of the host on devices; each process takes what its own devices need."""
+  if sharding is None:
+    return jnp.asarray(x)
+  return jax.make_array_from_callback(np.shape(x), sharding, lambda index: x[index])
 
 
-def _mean_of(info: Any, field: str) -> jax.Array:
-  """The mean over workers; NaN where an algorithm of one's own does not report it."""
-  return jnp.mean(jnp.asarray(getattr(info, field, jnp.nan)).astype(jnp.float32))
+def _of_workers(x: np.ndarray, shards: Partition, split: NamedSharding) -> jax.Array:
+  """Examples [N, ...] as [n, longest, ...]; a process reads those of its own workers only."""
+
+  def rows(index: Any) -> np.ndarray:
+    return x[np.maximum(shards.indices[index[0]], 0)]
+
+  return jax.make_array_from_callback((*shards.indices.shape, *x.shape[1:]), split, rows)
+
+
+def _shardings(
+  start: Callable[[], Carry], everywhere: NamedSharding, split: NamedSharding
+) -> Carry:
+  """Everything with a worker axis is split over the mesh; single numbers are everywhere."""
+  return jax.tree.map(lambda x: split if x.ndim else everywhere, jax.eval_shape(start))
+
+
+def _reported(info: Any, field: str) -> jax.Array:
+  """Each worker's diagnostic; NaN where an algorithm of one's own does not report it."""
+  return jnp.asarray(getattr(info, field, jnp.nan)).astype(jnp.float32)
 
 
 def _worst(metric: str, values: jax.Array) -> jax.Array:

@@ -13,15 +13,15 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from decomp.base import Algorithm, PyTree
 from decomp.data import partition
 from decomp.data.partition import Partition
+from decomp.processes import agree, is_first
 from decomp.progress import Progress
-from decomp.run import Carry, Run, Sampling, Totals, below
+from decomp.run import Carry, Run, Sampling, Totals
 from decomp.simulate import State, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
@@ -112,9 +112,10 @@ def train(
 
   Returns:
     A `History`: rows for step 0, for every `eval_every` steps, and for the last one. A row has
-    step, epoch, train_loss, gradient_norm (of the mean gradient), compression_error and clipped
-    (means over the steps since the row before), test_* of the mean model, worst_* of the worst
-    worker, consensus_distance, bytes_sent by one worker, and seconds of training.
+    step, epoch, train_loss, compression_error and clipped (means over the steps since the row
+    before), gradient_norm (of the mean gradient, at the last step), test_* of the mean model,
+    worst_* of the worst worker, consensus_distance, bytes_sent by one worker, and seconds of
+    training.
 
   >>> import optax, decomp
   >>> task = decomp.tasks.logistic_regression(num_examples=64, dimension=3)
@@ -151,7 +152,7 @@ def train(
   run = Run(task, sim, sampling, seed, mapping, worker_examples)
   with (
     _open(checkpoint_dir, facts) as checkpointer,
-    Progress(progress, algorithm.name, steps) as bar,
+    Progress(progress if is_first() else False, algorithm.name, steps) as bar,
   ):
     loop = _Loop(run, checkpointer, checkpoint_seconds, bar, on_row)
     loop.start(resume)
@@ -197,8 +198,6 @@ class _Loop:
   def run(self, steps: int, eval_every: int) -> History:
     """Trains up to step number `steps`."""
     history, step = self._history, self._step
-    start = history[0].get('test_loss', math.nan)
-    limit = EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
     if step < steps:
       self._run.compile(self._carry)
     self._bar.start_at(step)
@@ -207,13 +206,16 @@ class _Loop:
         while step < steps and not history.diverged:
           row_at = min(steps, (step // eval_every + 1) * eval_every)
           # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
-          step = self._advance(min(row_at, step + max(1, int(self._pace))), limit)
+          step = self._advance(min(row_at, step + max(1, int(self._pace))), row_at)
           if step == row_at or history.diverged:
             self._add_row()
           self._bar.update(step, history[-1])
-          if not history.diverged and (step == steps or self._checkpoint_is_due):
+          late = step == steps or self._checkpoint_is_due
+          due, interrupted, self._pace = agree(late, interrupts.count, self._pace)
+          if due and not history.diverged:
             self._save()
-          interrupts.check()
+          if interrupted:
+            raise KeyboardInterrupt
       except KeyboardInterrupt:
         if interrupts.count < 2:
           self._save()
@@ -234,23 +236,29 @@ class _Loop:
   def _checkpoint_is_due(self) -> bool:
     return time.monotonic() - self._saved_at >= self._checkpoint_seconds
 
-  def _advance(self, until: int, limit: float) -> int:
+  @property
+  def _limit(self) -> float:
+    start = self._history[0].get('test_loss', math.nan)
+    return EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
+
+  def _advance(self, until: int, row_at: int) -> int:
     before, began = self._step, time.perf_counter()
-    self._carry = jax.block_until_ready(self._run.advance(self._carry, until, limit))
+    self._carry = self._run.advance(self._carry, until, row_at, self._limit)
+    losses, failed = (np.asarray(x) for x in self._run.outcome(self._carry))
     took = time.perf_counter() - began
     self._seconds += took
     self._pace = (self._step - before) / max(took, 1e-9)
-    losses = np.asarray(self._carry.losses)
-    if not below(losses, limit):
-      self._history.diverged = self._explain(losses)
+    if failed.any():
+      self._history.diverged = self._explain(losses, failed)
       warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
     return self._step
 
-  def _explain(self, losses: np.ndarray) -> str:
-    worker = int(np.argmax(np.where(np.isfinite(losses), losses, np.inf)))
+  def _explain(self, losses: np.ndarray, failed: np.ndarray) -> str:
+    step = failed[failed > 0].min()
+    worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
     sim, start = self._run.sim, self._history[0].get('test_loss', math.nan)
     return (
-      f'{sim.algorithm.name} on {sim.topology.name} diverged at step {self._step}: the loss of '
+      f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: the loss of '
       f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
       'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
       'consensus_rate bears the strongest compression.'
@@ -258,7 +266,7 @@ class _Loop:
 
   def _add_row(self) -> None:
     step, run = self._step, self._run
-    measured = {name: float(value) for name, value in run.measure(self._carry).items()}
+    measured = run.measure(self._carry)
     if step == 0:  # no step, no gradient yet
       measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
     row = {
@@ -279,7 +287,7 @@ class _Loop:
 
 
 class _Interrupts:
-  """Makes Ctrl-C wait for `check`: the arrays of a step under way are donated, and not to be saved.
+  """Counts Ctrl-C instead of raising: the arrays of a step under way are donated, not to be saved.
 
   A second Ctrl-C does not wait.
   """
@@ -294,11 +302,6 @@ class _Interrupts:
   def __exit__(self, *_: Any) -> None:
     if hasattr(self, '_before'):
       signal.signal(signal.SIGINT, self._before)
-
-  def check(self) -> None:
-    """Raises what has waited."""
-    if self.count:
-      raise KeyboardInterrupt
 
   def _note(self, *_: Any) -> None:
     self.count += 1

@@ -16,7 +16,6 @@ the command line overrides them, and adds to their algorithms.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,19 +35,14 @@ flags.adopt_module_key_flags(settings)
 
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
-  settings.reject_arguments(argv)
-  settings.start_devices()
-  try:
+  settings.start(argv)
+  with settings.mistakes_in_one_line():
     setup = settings.build_setup()
     chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
     name = f'compare-{setup.task.name}-{setup.topology.name}-seed{settings.SEED.value}'
     path = output.choose_folder(name)
-    print(f'{setup.task.name} on {setup.topology} -> {path}', flush=True)
+    output.say(f'{setup.task.name} on {setup.topology} -> {path}')
     histories = compare(setup, chosen, path)
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f'error: {error}')
-  except KeyboardInterrupt:
-    sys.exit('\nstopped; the same command with --resume continues from here')
   rows = [report.summary(histories[a.name], a) for a in chosen]
   title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
   figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
@@ -74,7 +68,7 @@ def compare(
     folder = output.Folder(path / output.slug(algorithm.name))
     history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
     outcome = history.diverged or f'{algorithm.name}: {_last_metrics(history)}'
-    print(f'[{number}/{len(chosen)}] {outcome}', flush=True)
+    output.say(f'[{number}/{len(chosen)}] {outcome}')
   # Written again, because a resumed comparison may have more algorithms or steps.
   output.Folder(path).write_config(algorithm=ALGORITHM.value)
   return histories

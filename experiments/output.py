@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from decomp import processes
 from experiments import settings
 
 Writer = Callable[[Mapping[str, Any]], None]
@@ -31,7 +32,7 @@ class Folder:
 
   @contextlib.contextmanager
   def writers(self, **config: Any) -> Iterator[Writer]:
-    """Gives a function that writes a row everywhere it is wanted, at once.
+    """Gives a function that writes a row everywhere it is wanted, at once; the first process does.
 
     The first row opens all files anew. It comes when a run has begun, or has been found to be the
     one to resume, whose old rows come again; until then a folder keeps what it has.
@@ -40,6 +41,8 @@ class Folder:
       sinks: list[Writer] = []
 
       def on_row(row: Mapping[str, Any]) -> None:
+        if not processes.is_first():
+          return
         if not sinks:
           self.write_config(**config)
           sinks.extend(self._open(stack))
@@ -56,12 +59,23 @@ class Folder:
       yield _tensorboard(stack, self.path / 'tensorboard')
 
 
+def say(text: str) -> None:
+  """Prints, in the first process."""
+  if processes.is_first():
+    print(text, flush=True)
+
+
 def choose_folder(name: str) -> Path:
   """--output, or the first unused runs/NAME-K; with --resume the newest one that is there.
 
   Raises:
     ValueError: --output holds a run already and --resume is not given.
   """
+  # One chooses for all, before it creates the folder that the others would find in use.
+  return Path(processes.first_says(str(_choose_folder(name)) if processes.is_first() else ''))
+
+
+def _choose_folder(name: str) -> Path:
   if settings.OUTPUT.value:
     path = Path(settings.OUTPUT.value)
     if (path / 'config.json').exists() and not settings.RESUME.value:

@@ -6,16 +6,18 @@ up, never evaluated.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from absl import flags, logging
+from jax.sharding import Mesh
 
 import decomp
 from decomp import algorithms, compressors, models, schedules, spec, tasks, topology
@@ -50,9 +52,37 @@ OPTIMIZER = flags.DEFINE_string(
 CONSENSUS_RATE = flags.DEFINE_float(
   'consensus_rate', 0.2, 'For choco_sgd: the step size towards the neighbours.', 0.0, 1.0
 )
-STEPS = flags.DEFINE_integer('steps', 1000, 'Steps of each worker.', 1)
-EPOCHS = flags.DEFINE_float(
-  'epochs', None, 'Passes through the data, instead of --steps.', lower_bound=0.0
+
+
+class _InsteadOf(flags.Flag):
+  """A flag that unsets another one: of the two the last one given holds, also after a preset."""
+
+  def __init__(self, other: str, **options: Any):
+    super().__init__(serializer=flags.ArgumentSerializer(), **options)
+    self._other = other
+
+  def parse(self, argument: Any) -> None:
+    super().parse(argument)
+    flags.FLAGS[self._other].value = None
+
+
+STEPS = flags.DEFINE_flag(
+  _InsteadOf(
+    'epochs',
+    name='steps',
+    default=1000,
+    parser=flags.IntegerParser(lower_bound=1),
+    help_string='Steps of each worker.',
+  )
+)
+EPOCHS = flags.DEFINE_flag(
+  _InsteadOf(
+    'steps',
+    name='epochs',
+    default=None,
+    parser=flags.FloatParser(lower_bound=0.0),
+    help_string='Passes through the data, instead of --steps.',
+  )
 )
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1)
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of everything random.', 0)
@@ -98,7 +128,15 @@ SMOKE = flags.DEFINE_boolean('smoke', False, 'Three small steps, to see whether 
 HOST_DEVICES = flags.DEFINE_integer(
   'host_devices',
   None,
-  'CPU devices to make, by default one for each core; convolutions are split over them.',
+  'CPU devices to make, by default as many as --devices, or one for each core; convolutions are '
+  'split over them.',
+  1,
+)
+DEVICES = flags.DEFINE_integer(
+  'devices',
+  None,
+  'Split the workers over this many devices, which then exchange packed bytes; by default all '
+  'workers are simulated on one.',
   1,
 )
 
@@ -112,12 +150,31 @@ class Setup(NamedTuple):
   steps: int
   batch_size: int
   eval_every: int | None
+  mesh: Mesh | None
 
 
-def start_devices() -> None:
-  """Makes a CPU device for each core, before JAX starts, and keeps JAX from telling about it."""
+def start(argv: Sequence[str]) -> None:
+  """What every program does first: makes CPU devices before JAX starts, and keeps JAX quiet."""
+  if len(argv) > 1:
+    sys.exit(f'error: unexpected argument {argv[1]!r}: every setting is a --flag=value')
   logging.set_verbosity(logging.WARNING)
-  jax.config.update('jax_num_cpu_devices', HOST_DEVICES.value or os.cpu_count() or 1)
+  make_devices(HOST_DEVICES.value or DEVICES.value or os.cpu_count() or 1)
+
+
+def make_devices(count: int) -> None:
+  """Makes so many CPU devices."""
+  jax.config.update('jax_num_cpu_devices', count)
+
+
+@contextlib.contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+  """Ends the program with one sentence where the user can do something about it."""
+  try:
+    yield
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f'error: {error}')
+  except KeyboardInterrupt:
+    sys.exit('\nstopped; the same command with --resume continues from here')
 
 
 def build_setup() -> Setup:
@@ -132,13 +189,37 @@ def build_setup() -> Setup:
     num_workers=graph.num_workers,
     seed=SEED.value,
   )
-  steps = STEPS.value
+  steps, mesh = STEPS.value, build_mesh(graph)
   if EPOCHS.value is not None:
     steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
-  if SMOKE.value:
-    few = {name: values[:20] for name, values in task.test.items()}
-    return Setup(task._replace(test=few), graph, shards, min(3, steps), min(4, BATCH_SIZE.value), 1)
-  return Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value)
+  setup = Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value, mesh)
+  if not SMOKE.value:
+    return setup
+  few = {name: values[:20] for name, values in task.test.items()}
+  return setup._replace(
+    task=task._replace(test=few),
+    steps=min(3, steps),
+    batch_size=min(4, BATCH_SIZE.value),
+    eval_every=1,
+  )
+
+
+def build_mesh(graph: decomp.Topology) -> Mesh | None:
+  """The devices of --devices, or all devices of several processes."""
+  if DEVICES.value is None and jax.process_count() == 1:
+    return None
+  devices = jax.devices()
+  count = DEVICES.value or len(devices)
+  if count > len(devices):
+    raise ValueError(
+      f'--devices={count}: there are {len(devices)}; on CPU --host_devices={count} makes them'
+    )
+  if graph.num_workers % count:
+    raise ValueError(
+      f'--topology={TOPOLOGY.value} has {graph.num_workers} workers, which {count} devices cannot '
+      'share evenly'
+    )
+  return decomp.worker_mesh(graph.num_workers, devices[:count])
 
 
 def build_task() -> decomp.Task:
@@ -186,6 +267,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       eval_every=setup.eval_every,
       worker_examples=WORKER_EXAMPLES.value,
       mapping=MAPPING.value,
+      mesh=setup.mesh,
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,
       resume=RESUME.value,
@@ -210,9 +292,3 @@ def environment() -> dict[str, str]:
     'machine': f'{platform.machine()}, {os.cpu_count()} cores',
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
   }
-
-
-def reject_arguments(argv: Sequence[str]) -> None:
-  """A word without dashes is most likely a mistake."""
-  if len(argv) > 1:
-    sys.exit(f'error: unexpected argument {argv[1]!r}: every setting is a --flag=value')

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from decomp import algorithms, plots
+from decomp import algorithms, plots, processes
 from experiments import output, report, settings
 
 ALGORITHM = flags.DEFINE_string(
@@ -30,23 +30,24 @@ flags.adopt_module_key_flags(settings)
 
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
-  settings.reject_arguments(argv)
-  settings.start_devices()
-  try:
+  settings.start(argv)
+  run()
+
+
+def run() -> None:
+  """Trains as the flags say, in one process or as one of several."""
+  with settings.mistakes_in_one_line():
     setup = settings.build_setup()
     algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     folder = output.Folder(output.choose_folder(name))
-    print(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}', flush=True)
+    output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}')
     history = settings.run(setup, algorithm, folder)
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f'error: {error}')
-  except KeyboardInterrupt:
-    sys.exit('\nstopped; the same command with --resume continues from here')
-  figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
-  output.save_plot(figure, folder.path / 'plot.png')
-  output.save_shards(setup, folder.path)
-  report.print_table([report.summary(history, algorithm)], str(folder.path))
+  if processes.is_first():
+    figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
+    output.save_plot(figure, folder.path / 'plot.png')
+    output.save_shards(setup, folder.path)
+    report.print_table([report.summary(history, algorithm)], str(folder.path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
 

@@ -1,5 +1,6 @@
 import re
 
+import dyadic
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,33 +21,12 @@ def devices(count):
   return decomp.worker_mesh(8, jax.devices()[:count])
 
 
-def final(algorithm, topo, on, start, grads):
-  """Everyone's parameters after one step for each of `grads`, in one compiled program."""
-  sim = decomp.simulate(algorithm, topo, mesh=on)
-  state = sim.init(jnp.array(start), stacked=True)
-
-  @jax.jit
-  def run(state, grads):
-    return jax.lax.scan(lambda s, g: sim.step(jax.random.key(3), g, s), state, grads)
-
-  return np.asarray(run(state, jnp.array(grads))[0].params)
-
-
 @every_algorithm
-def test_bit_identical_with_dyadic_weights_and_scales(name):
-  """Weights 1/2, 1/4, 1/4 and a quantum of 1/16 leave nothing to round, whoever adds what."""
-  topo = topology.from_matrix((topology.ring(8).matrix > 0) * 0.25 + np.eye(8) * 0.25)
-  compressor = compressors.fixed_grid(bits=4, limit=7 / 16)
-  rng = np.random.default_rng(0)
-  start = rng.integers(-16, 16, (1 if 'allreduce' in name else 8, 21)) / 16
-  start = np.broadcast_to(start, (8, 21)).astype(np.float32)
-  grads = (rng.integers(-16, 16, (3, 8, 21)) / 16).astype(np.float32)
-  algorithm = make_algorithms(optax.sgd(0.5), compressor)[name]
-  if name == 'ecd_psgd':  # its weights 2/t are dyadic for t = 1 and 2
-    grads = grads[:2]
-  alone = final(algorithm, topo, None, start, grads)
-  for count in (8, 4):
-    np.testing.assert_array_equal(final(algorithm, topo, devices(count), start, grads), alone)
+@pytest.mark.parametrize('count', [8, 4])
+def test_bit_identical_with_dyadic_weights_and_scales(name, count):
+  _, algorithm, topo, start, grads = next(case for case in dyadic.cases() if case[0] == name)
+  found = dyadic.final(algorithm, topo, devices(count), start, grads)
+  np.testing.assert_array_equal(found, dyadic.on_one_device()[name])
 
 
 SPREADS = [
@@ -67,10 +47,8 @@ def test_agrees_with_one_device(name, topo, count):
   start = np.repeat(rng.normal(size=(1, 33)), 8, 0).astype(np.float32)
   grads = rng.normal(size=(4, 8, 33)).astype(np.float32)
   algorithm = make_algorithms(optax.sgd(0.1, momentum=0.9))[name]
-  off = np.abs(
-    final(algorithm, topo, devices(count), start, grads)
-    - final(algorithm, topo, None, start, grads)
-  )
+  found, alone = (dyadic.final(algorithm, topo, on, start, grads) for on in (devices(count), None))
+  off = np.abs(np.asarray(found) - np.asarray(alone))
   assert np.median(off) < 1e-6
   assert off.max() < 8 / 127  # a quantum of a message of this size
 

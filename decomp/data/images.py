@@ -84,12 +84,14 @@ def tfds_source(builder: Any, split: str) -> Sequence[Any]:
 def _load(builder: Any, split: str) -> dict[str, np.ndarray]:
   source = tfds_source(builder, split)
   # The length is in the name so that mocked data never pass for the real ones.
-  cache = Path(builder.data_dir, f'decomp-{split}-{len(source)}.npz')
-  if cache.exists():
-    with np.load(cache) as arrays:
-      return dict(arrays)
+  cache = Path(builder.data_dir, f'decomp-{split}-{len(source)}')
+  paths = {name: cache.with_name(f'{cache.name}-{name}.npy') for name in ('input', 'label')}
+  if all(path.exists() for path in paths.values()):
+    # Mapped, so that one of several processes reads its own workers' images only.
+    return {name: np.load(path, mmap_mode='r') for name, path in paths.items()}
   arrays = _decode(source)
-  _write(cache, arrays)
+  for name, path in paths.items():
+    _write(path, arrays[name])
   return arrays
 
 
@@ -104,12 +106,12 @@ def _decode(source: Any) -> dict[str, np.ndarray]:
   }
 
 
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-  """Saves the arrays in one atomic step, or not at all where writing is not possible."""
+def _write(path: Path, array: np.ndarray) -> None:
+  """Saves an array in one atomic step, or not at all where writing is not possible."""
   partial = path.with_suffix(f'.{uuid.uuid4().hex}.tmp')
   try:
     with partial.open('wb') as file:
-      np.savez(file, input=arrays['input'], label=arrays['label'])
+      np.save(file, array)
     partial.replace(path)
   except OSError:
     partial.unlink(missing_ok=True)

@@ -1,0 +1,108 @@
+"""Starts several processes on this machine, and sees to it that they end together."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any, cast
+
+GRACE = 10.0
+"""Seconds after one has failed in which the others may end by themselves."""
+
+TIME_TO_SAVE = 60.0
+"""Seconds that processes have after Ctrl-C."""
+
+
+def supervise(commands: Sequence[Sequence[str]]) -> int:
+  """Runs commands side by side until all have ended; if one fails, the others are stopped.
+
+  What they print appears with the number of the process in front; the first one's progress bar as
+  it is. Ctrl-C reaches all of them, and they have time to save what they have; a second one kills
+  them.
+
+  Args:
+    commands: each with its arguments.
+
+  Returns:
+    0 if all went well, else 1.
+  """
+  interrupts = 0
+
+  def interrupt(*_: Any) -> None:
+    nonlocal interrupts
+    interrupts += 1
+
+  # Each in a session of its own: the terminal's Ctrl-C would else reach them once from the terminal
+  # and once from here.
+  running = [
+    subprocess.Popen(
+      command,
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.PIPE,
+      stderr=None if number == 0 and sys.stderr.isatty() else subprocess.STDOUT,
+      text=True,
+      errors='replace',
+      start_new_session=True,
+    )
+    for number, command in enumerate(commands)
+  ]
+  threads = [_echo(number, cast(IO[str], process.stdout)) for number, process in enumerate(running)]
+  before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    failed = _wait(running, lambda: interrupts)
+  finally:
+    for process, thread in zip(running, threads, strict=True):
+      process.kill()
+      process.wait()
+      thread.join()
+    for number, handler in before.items():
+      signal.signal(number, handler)
+  if failed is not None and not interrupts:
+    print(
+      f'error: process {failed} {_outcome(running[failed])}, and the others were stopped; the same '
+      'command with --resume continues from the last checkpoint',
+      file=sys.stderr,
+    )
+  return 1 if failed is not None or interrupts else 0
+
+
+def _wait(running: Sequence[subprocess.Popen[str]], interrupts: Callable[[], int]) -> int | None:
+  """Waits until all have ended or time is up; returns the first that failed, if any."""
+  passed_on, failed, deadline = 0, None, math.inf
+  while True:
+    codes = [process.poll() for process in running]
+    if failed is None:
+      failed = next((number for number, code in enumerate(codes) if code), None)
+      if failed is not None:
+        deadline = time.monotonic() + GRACE
+    if interrupts() > passed_on:
+      passed_on = interrupts()
+      deadline = time.monotonic() + TIME_TO_SAVE
+      for process in running:
+        process.send_signal(signal.SIGINT)
+    if None not in codes or passed_on > 1 or time.monotonic() > deadline:
+      return failed
+    time.sleep(0.05)
+
+
+def _echo(number: int, lines: IO[str]) -> threading.Thread:
+  def copy() -> None:
+    with lines:
+      for line in lines:
+        print(f'[{number}] {line}', end='', flush=True)
+
+  thread = threading.Thread(target=copy, daemon=True)
+  thread.start()
+  return thread
+
+
+def _outcome(process: subprocess.Popen[str]) -> str:
+  code = process.returncode
+  if code < 0:
+    return f'was killed by {signal.Signals(-code).name}'
+  return f'ended with exit code {code}'

@@ -1,0 +1,56 @@
+"""One of the two processes of test_distributed: address, number, output file."""
+
+import sys
+
+import jax
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+import decomp
+from decomp import algorithms, data, processes, topology
+from decomp.run import Run, Sampling
+
+
+def main(address, number, output):
+  jax.config.update('jax_num_cpu_devices', 4)
+  jax.distributed.initialize(address, 2, int(number))
+  import dyadic
+
+  mesh = decomp.worker_mesh(8)
+  assert mesh.size == 8
+  found = {
+    name: dyadic.final(algorithm, graph, mesh, start, grads)
+    for name, algorithm, graph, start, grads in dyadic.cases()
+  }
+  found = {k: multihost_utils.process_allgather(v, tiled=True) for k, v in found.items()}
+
+  assert processes.agree(1.0 + int(number), -int(number)) == [2.0, 0.0]
+  assert processes.first_says(f'process {number}') == 'process 0'
+
+  # Only the rows of this process's workers are read.
+  task = decomp.tasks.logistic_regression(64, 3)
+  shards = data.partition.iid(task.train['label'], 8)
+  counted = Counted(task.train['input'])
+  task = task._replace(train={**task.train, 'input': counted})
+  sim = decomp.simulate(algorithms.d_psgd(optax.sgd(0.1)), topology.ring(8), mesh)
+  Run(task, sim, Sampling(shards, 2), 0, 'auto', 10)
+  own = np.concatenate([shards.shard(worker) for worker in range(8) if worker // 4 == int(number)])
+  assert set(counted.rows) == set(own.tolist())
+  if processes.is_first():
+    np.savez(output, **found)
+
+
+class Counted:
+  """An array that remembers which rows were read."""
+
+  def __init__(self, values):
+    self.values, self.shape, self.dtype, self.rows = values, values.shape, values.dtype, []
+
+  def __getitem__(self, index):
+    self.rows += np.arange(len(self.values))[index].ravel().tolist()
+    return self.values[index]
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
