@@ -70,9 +70,9 @@ STEPS = flags.DEFINE_flag(
   _InsteadOf(
     'epochs',
     name='steps',
-    default=1000,
+    default=None,
     parser=flags.IntegerParser(lower_bound=1),
-    help_string='Steps of each worker.',
+    help_string='Steps of each worker, by default 1000.',
   )
 )
 EPOCHS = flags.DEFINE_flag(
@@ -189,7 +189,7 @@ def build_setup() -> Setup:
     num_workers=graph.num_workers,
     seed=SEED.value,
   )
-  steps, mesh = STEPS.value, build_mesh(graph)
+  steps, mesh = STEPS.value or 1000, build_mesh(graph)
   if EPOCHS.value is not None:
     steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
   setup = Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value, mesh)

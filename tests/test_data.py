@@ -179,7 +179,8 @@ def test_decoded_images_are_kept_and_read_back(tmp_path, monkeypatch):
   monkeypatch.setattr(images, 'tfds_source', lambda builder, split: source)
   builder = types.SimpleNamespace(data_dir=tmp_path)
   first = images._load(builder, 'train')
-  assert [path.name for path in tmp_path.iterdir()] == ['decomp-train-3.npz']
+  names = ['decomp-train-3-input.npy', 'decomp-train-3-label.npy']
+  assert sorted(path.name for path in tmp_path.iterdir()) == names
   monkeypatch.setattr(images, '_decode', None)  # would fail if it were needed again
   again = images._load(builder, 'train')
   np.testing.assert_array_equal(first['label'], [0, 1, 2])
@@ -189,11 +190,10 @@ def test_decoded_images_are_kept_and_read_back(tmp_path, monkeypatch):
 
 
 def test_a_place_that_cannot_be_written_is_no_error(tmp_path):
-  arrays = {'input': np.zeros(1), 'label': np.zeros(1)}
-  images._write(tmp_path / 'missing' / 'decomp-train-1.npz', arrays)
-  (tmp_path / 'decomp-train-1.npz').mkdir()  # not to be replaced by a file
-  images._write(tmp_path / 'decomp-train-1.npz', arrays)
-  assert [path.name for path in tmp_path.iterdir()] == ['decomp-train-1.npz']
+  images._write(tmp_path / 'missing' / 'input.npy', np.zeros(1))
+  (tmp_path / 'input.npy').mkdir()  # not to be replaced by a file
+  images._write(tmp_path / 'input.npy', np.zeros(1))
+  assert [path.name for path in tmp_path.iterdir()] == ['input.npy']
 
 
 def test_prepare_data_answers_in_one_sentence(tmp_path, monkeypatch):

@@ -216,6 +216,38 @@ def test_typos(train, tmp_path, flag, kind, meant):
   assert not output.exists()
 
 
+def test_devices(train, tmp_path):
+  """The same rows from workers on one device, and on four that exchange packed bytes."""
+  rows = {}
+  for flag in ('--nocsv', '--devices=4'):
+    train(*TINY, '--algorithm=dcd_psgd', '--steps=6', flag, f'--output={tmp_path / flag}')
+    rows[flag] = read_rows(tmp_path / flag / 'metrics.jsonl')
+  for one, other in zip(*rows.values(), strict=True):
+    del one['seconds'], other['seconds']
+    # An 8-bit message: a rounding that flips on the last bit moves a parameter by a quantum.
+    assert other == pytest.approx(one, rel=0.05, abs=2e-3)
+
+
+def test_devices_that_do_not_fit(train):
+  with pytest.raises(SystemExit) as caught:
+    train(*TINY, '--devices=3')
+  assert error_of(caught).endswith('has 4 workers, which 3 devices cannot share evenly')
+  with pytest.raises(SystemExit) as caught:
+    train(*TINY, '--devices=100')
+  assert '--devices=100: there are 8; on CPU --host_devices=100 makes them' in error_of(caught)
+
+
+def test_the_last_one_of_steps_and_epochs_holds(train):
+  for args, steps in (
+    (['--epochs=2'], 16),
+    (['--epochs=2', '--steps=5'], 5),
+    (['--steps=5', '--epochs=0.5'], 4),
+    ([], 1000),
+  ):
+    train.parse(*TINY, *args)
+    assert train.module.settings.build_setup().steps == steps
+
+
 def test_stray_argument(train):
   with pytest.raises(SystemExit) as caught:
     train('digits')
