@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from decomp.cost import WinnerMap
 
 Histories = Mapping[str, Sequence[Mapping[str, Any]]]
 """Label -> rows of metrics, as `decomp.train` returns them or metrics.jsonl holds them."""
@@ -98,3 +101,38 @@ def _value(row: Mapping[str, Any], column: str) -> float:
 
 def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
   return _value(rows[-1], column) if rows and not getattr(rows, 'diverged', None) else math.nan
+
+
+def winner_map(times: WinnerMap, baseline: str, ax: Any = None) -> Any:
+  """Which algorithm is fastest where, over bandwidth and latency.
+
+  Args:
+    times: see `decomp.cost.winner_map`.
+    baseline: one of its algorithms; lines tell how many times faster than that the fastest is.
+    ax: matplotlib axes.
+  """
+  import numpy as np
+  from matplotlib.colors import ListedColormap
+  from matplotlib.patches import Patch
+  from matplotlib.ticker import EngFormatter
+
+  ax = ax or _axes()
+  colors = ListedColormap([f'C{number}' for number in range(len(times.names))])
+  extent = {'vmin': -0.5, 'vmax': len(times.names) - 0.5}
+  ax.pcolormesh(
+    times.bandwidth, times.latency, times.winner, cmap=colors, alpha=0.65, linewidth=0, **extent
+  )
+  lead = times.seconds[times.names.index(baseline)] / times.seconds.min(0)
+  levels = [
+    level for level in (1.1, 1.5, 2, 3, 5, 10, 20, 50, 100) if lead.min() < level < lead.max()
+  ]
+  if levels:
+    lines = ax.contour(times.bandwidth, times.latency, lead, levels, colors='black', linewidths=0.6)
+    ax.clabel(lines, fmt='%g×', fontsize=7)
+    ax.set_title(f'lines: times faster than {baseline}', fontsize=9)
+  ax.set(xscale='log', yscale='log', xlabel='bandwidth', ylabel='latency')
+  ax.xaxis.set_major_formatter(EngFormatter('bps'))
+  ax.yaxis.set_major_formatter(EngFormatter('s'))
+  shown = [Patch(color=f'C{k}', alpha=0.65, label=times.names[k]) for k in np.unique(times.winner)]
+  ax.legend(handles=shown, fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14))
+  return ax

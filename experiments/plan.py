@@ -1,0 +1,328 @@
+r"""Says which algorithm is fastest on which network.
+
+From finished runs, whose steps to a target are counted:
+
+  python -m experiments.plan --runs=experiments/results/demo --target='test_accuracy>=0.95' \
+    --bandwidth=100Mbps --latency=5ms
+
+or from numbers of steps, for any task (bytes need only its model):
+
+  python -m experiments.plan --task=digits --topology='ring(8)' --compute=20ms \
+    --algorithm=allreduce=900 --algorithm='dcd_psgd(stochastic_quantizer(bits=4))=1000'
+
+The seconds of a gradient and of compression are measured on this machine, unless --compute gives
+the former. Results go to one folder: plan.json, and winners.png with the fastest algorithm over a
+grid of bandwidths and latencies. The model is explained in decomp/cost.py; how well it predicts
+what experiments.network_bench has measured is told by
+
+  python -m experiments.plan --measured=runs/network_bench-1/results.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+
+import decomp
+from decomp import cost, plots, spec, topology
+from experiments import output, report, settings
+
+RUNS = flags.DEFINE_multi_string(
+  'runs', None, 'A folder of experiments.compare or experiments.train; may be given repeatedly.'
+)
+TARGET = flags.DEFINE_string(
+  'target', 'test_accuracy>=0.95', 'What --runs are to reach: a column of metrics, >= or <=.'
+)
+ALGORITHM = flags.DEFINE_multi_string(
+  'algorithm',
+  None,
+  'Without --runs: an algorithm and its steps to the target, such as "d_psgd=1000".',
+)
+BANDWIDTH = flags.DEFINE_string('bandwidth', '1Gbps', 'The point to answer for.')
+LATENCY = flags.DEFINE_string('latency', '0.1ms', 'The point to answer for.')
+LINKS = flags.DEFINE_string(
+  'links',
+  'lan',
+  'More about the network: \'lan(duplex="half", allreduce="recursive_doubling")\', or '
+  "'lan(paths=...)' with a matrix of bandwidths for links that differ.",
+)
+COMPUTE = flags.DEFINE_string(
+  'compute', None, "Seconds of a worker's gradient, such as 20ms; by default measured here."
+)
+STRAGGLING = flags.DEFINE_float(
+  'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', 0.0
+)
+MEASURED = flags.DEFINE_string(
+  'measured', None, 'The results.json of experiments.network_bench, to compare the model with.'
+)
+flags.adopt_module_key_flags(settings)
+
+GRID = {'bandwidth': np.geomspace(1e6, 1e10, 121), 'latency': np.geomspace(1e-5, 1e-1, 121)}
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the program."""
+  settings.start(argv)
+  try:
+    if MEASURED.value:
+      compare_with(Path(MEASURED.value))
+      return
+    links = build_network()
+    works = read_runs() if RUNS.value else build_workloads()
+    path = output.choose_folder('plan')
+    times = cost.winner_map(works, **GRID, links=links)
+    rows = table(works, links)
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f'error: {error}')
+  path.mkdir(parents=True, exist_ok=True)
+  output.save_plot(plots.winner_map(times, _baseline(works).name).figure, path / 'winners.png')
+  report.print_table(rows, f'{works[0].topology.name} at {_at(links)}')
+  print(sentence(works, links))
+  (path / 'plan.json').write_text(json.dumps(_summary(works, links, rows, times), indent=2) + '\n')
+  print(f'plot: {path / "winners.png"}')
+
+
+def build_network() -> cost.Links:
+  """The network of the flags."""
+  point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
+  return spec.build(LINKS.value, {'lan': cost.lan}, kind='links', **point)
+
+
+def read_runs() -> list[cost.Workload]:
+  """A workload for every run that has reached the target; the others are told."""
+  target = cost.parse_target(TARGET.value)
+  works, misses = [], []
+  for folder in map(Path, RUNS.value or ()):
+    texts = restore(_read_json(folder / 'config.json'))
+    setup = settings.build_setup()
+    reached = {}
+    for algorithm in (settings.build_algorithm(text, setup.steps) for text in texts):
+      try:
+        reached[algorithm] = cost.steps_to(read_metrics(folder, algorithm.name), target)
+      except ValueError as error:
+        misses.append(f'{algorithm.name} in {folder}: {error}')
+    works += measure(setup, reached)
+  if not works:
+    raise ValueError(misses[0])
+  print(*misses, sep='\n', end='\n' * bool(misses))
+  return works
+
+
+def build_workloads() -> list[cost.Workload]:
+  """Workloads from --algorithm and the flags of a run."""
+  if not ALGORITHM.value:
+    raise ValueError('nothing to plan: give --runs=FOLDER, or --algorithm=NAME=STEPS, repeatedly')
+  setup, steps = settings.build_setup(), {}
+  for text in ALGORITHM.value:
+    found = re.fullmatch(r'(.+)=(\d+)', text)
+    if not found or int(found[2]) < 1:
+      raise ValueError(
+        f"--algorithm={text}: must end in its number of steps, such as '{text}=1000'"
+      )
+    steps[settings.build_algorithm(found[1], int(found[2]))] = int(found[2])
+  return measure(setup, steps)
+
+
+def measure(setup: settings.Setup, steps: Mapping[decomp.Algorithm, int]) -> list[cost.Workload]:
+  """Workloads of algorithms with their steps to the target, timed on this machine."""
+  params, _ = jax.jit(setup.task.init)(jax.random.key(0))
+  compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
+  slowest = cost.straggling(compute, setup.topology.num_workers, STRAGGLING.value)
+  return [
+    cost.workload(
+      algorithm,
+      setup.topology,
+      params,
+      compute=slowest,
+      codec=cost.measure_codec(algorithm, setup.topology, params),
+      steps=count,
+    )
+    for algorithm, count in steps.items()
+  ]
+
+
+def restore(config: Mapping[str, Any]) -> list[str]:
+  """Sets the flags as a run had them; returns its algorithms."""
+  for name in settings.settings():
+    if name in config:
+      flags.FLAGS[name].value = config[name]
+  chosen = config['algorithm']
+  return [chosen] if isinstance(chosen, str) else chosen
+
+
+def read_metrics(folder: Path, algorithm: str) -> list[dict[str, Any]]:
+  """The rows of one algorithm's run, from a folder of one run or of a comparison."""
+  name = output.slug(algorithm)
+  places = [folder / name / 'metrics.jsonl', folder / f'{name}.jsonl', folder / 'metrics.jsonl']
+  for path in places:
+    if path.exists():
+      return [json.loads(line) for line in path.read_text().splitlines()]
+  raise FileNotFoundError(f'{places[0]} is missing: {algorithm} has not been run there')
+
+
+def table(works: Sequence[cost.Workload], links: cost.Links) -> list[dict[str, Any]]:
+  """A row for each algorithm."""
+  baseline = _baseline(works)
+  return [
+    {
+      'algorithm': work.name,
+      'steps': float(work.steps),
+      'compute (ms)': 1e3 * work.compute,
+      'codec (ms)': 1e3 * work.codec,
+      'network (ms)': 1e3 * float(cost.communication_seconds(work, links)),
+      'time to target (s)': float(cost.time_to_target(work, links)),
+      f'speed-up over {baseline.name}': _ratio(baseline, work, links),
+      'faster': '-' if work is baseline else _where(cost.faster_where(work, baseline, links)),
+    }
+    for work in works
+  ]
+
+
+def sentence(works: Sequence[cost.Workload], links: cost.Links) -> str:
+  """Who wins, and by how much."""
+  first, *others = sorted(works, key=lambda work: cost.time_to_target(work, links))
+  baseline = _baseline(works)
+  if first is baseline:
+    if not others:
+      return f'{first.name} is the only algorithm to compare'
+    baseline = others[0]
+  return (
+    f'{first.name}: {_ratio(baseline, first, links):.3g}x faster than {baseline.name} '
+    f'at {_at(links)}'
+  )
+
+
+def compare_with(path: Path) -> None:
+  """Prints what the model says beside what experiments.network_bench has measured.
+
+  Once with the network as it was set up, and once with an efficiency and a window that are fitted
+  to the rows of all other algorithms.
+  """
+  rows, config = _read_json(path), _read_json(path.with_name('config.json'))
+  if len({row['algorithm'] for row in rows}) < 2:
+    raise ValueError(f'{path} must have rows of two algorithms at least, to fit one to the other')
+  works = benchmarked(config)
+  measured = [
+    (
+      works[row['algorithm']],
+      cost.lan(row['bandwidth'] * 1e6, row['round_trip_ms'] / 2e3),
+      row['seconds'],
+    )
+    for row in rows
+  ]
+  fitted = {
+    work: cost.fit_transport([entry for entry in measured if entry[0] is not work])
+    for work in works.values()
+  }
+  found = []
+  for work, links, seconds in measured:
+    efficiency, window = fitted[work]
+    better = dataclasses.replace(links, efficiency=efficiency, window=window)
+    given, fit = (float(cost.step_seconds(work, network)) for network in (links, better))
+    found.append(
+      {
+        'algorithm': work.name,
+        'network': _at(links),
+        'measured (ms)': 1e3 * seconds,
+        'predicted (ms)': 1e3 * given,
+        'error (%)': 100 * (given / seconds - 1),
+        'fitted (ms)': 1e3 * fit,
+        'error of the fit (%)': 100 * (fit / seconds - 1),
+      }
+    )
+  report.print_table(found, f'{path}: {config["workers"]} workers, {config["size"]} parameters')
+  first, second = (
+    statistics.median(abs(row[column]) for row in found)
+    for column in ('error (%)', 'error of the fit (%)')
+  )
+  efficiency, window = cost.fit_transport(measured)
+  print(f'median error {first:.0f} %; {second:.0f} % if fitted to the other algorithms')
+  print(f'all rows together: --links="lan(efficiency={efficiency:.2g}, window={window:.2g})"')
+
+
+def benchmarked(config: Mapping[str, Any]) -> dict[str, cost.Workload]:
+  """The workloads of experiments.network_bench, by the text of their algorithms.
+
+  Its workers share one machine, so that they wait for each other's codecs.
+  """
+  graph, params = topology.ring(config['workers']), np.zeros(config['size'], np.float32)
+  works = {}
+  for text in config['algorithm']:
+    algorithm = settings.build_algorithm(text, steps=1)
+    codec = graph.num_workers * cost.measure_codec(algorithm, graph, params)
+    works[text] = cost.workload(algorithm, graph, params, compute=0.0, codec=codec)
+  return works
+
+
+def _summary(
+  works: Sequence[cost.Workload],
+  links: cost.Links,
+  rows: Sequence[Mapping[str, Any]],
+  times: cost.WinnerMap,
+) -> dict[str, Any]:
+  return {
+    'answer': sentence(works, links),
+    'target': TARGET.value if RUNS.value else None,
+    'links': LINKS.value,
+    'bandwidth': links.bandwidth,
+    'latency': links.latency,
+    'straggling': STRAGGLING.value,
+    'table': rows,
+    'exchanges': {work.name: [e._asdict() for e in work.exchanges] for work in works},
+    'grid': {key: value.tolist() for key, value in GRID.items()},
+    'algorithms': times.names,
+    'winner': times.winner.tolist(),
+    'environment': settings.environment(),
+  }
+
+
+def _read_json(path: Path) -> Any:
+  if not path.exists():
+    raise FileNotFoundError(f'{path} is missing: is the folder right?')
+  return json.loads(path.read_text())
+
+
+def _baseline(works: Sequence[cost.Workload]) -> cost.Workload:
+  return next((work for work in works if work.name == 'allreduce'), works[0])
+
+
+def _ratio(slow: cost.Workload, fast: cost.Workload, links: cost.Links) -> float:
+  return float(cost.time_to_target(slow, links) / cost.time_to_target(fast, links))
+
+
+def _where(intervals: Sequence[tuple[float, float]]) -> str:
+  """The bandwidths of `cost.faster_where` in words."""
+
+  def one(low: float, high: float) -> str:
+    if low and math.isfinite(high):
+      return f'from {_with_unit(low, "bps")} to {_with_unit(high, "bps")}'
+    if low:
+      return f'above {_with_unit(low, "bps")}'
+    return f'below {_with_unit(high, "bps")}' if math.isfinite(high) else 'everywhere'
+
+  return ', '.join(one(*interval) for interval in intervals) or 'nowhere'
+
+
+def _at(links: cost.Links) -> str:
+  return f'{_with_unit(links.bandwidth, "bps")}, {_with_unit(links.latency, "s")}'
+
+
+def _with_unit(value: float, unit: str) -> str:
+  from matplotlib.ticker import EngFormatter
+
+  return EngFormatter(unit)(float(f'{value:.3g}'))
+
+
+if __name__ == '__main__':
+  app.run(main)
