@@ -9,7 +9,7 @@ import optax
 
 from decomp import tree
 from decomp.algorithms.common import check_parts, local_update
-from decomp.base import Algorithm, Info, Network, PyTree
+from decomp.base import Algorithm, Evidence, Finding, Info, Network, PyTree, Theory
 
 
 class AllReduceState(NamedTuple):
@@ -51,4 +51,8 @@ def allreduce(optimizer: optax.GradientTransformation) -> Algorithm:
     updates, opt_state = local_update(optimizer, net.mean(grads), state)
     return AllReduceState(optax.tree.add(state.params, updates), opt_state), tree.exact(grads)
 
-  return Algorithm(init, step, name='allreduce')
+  return Algorithm(init, step, name='allreduce', theory=Theory(_judge, optimizer))
+
+
+def _judge(evidence: Evidence) -> Finding:
+  return Finding('converges', 'gradients are averaged exactly')

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import optax
 
 from decomp import tree
 from decomp.algorithms.allreduce import AllReduceState, allreduce
-from decomp.algorithms.common import check_parts, local_update
-from decomp.base import Algorithm, Compressor, Info, Network, PyTree
+from decomp.algorithms.common import SAFETY, check_parts, judge_biased, judge_noise, local_update
+from decomp.base import (
+  Algorithm,
+  Compressor,
+  Evidence,
+  Finding,
+  Info,
+  Network,
+  PyTree,
+  Theory,
+)
 
 
 def compressed_allreduce(
@@ -48,4 +59,22 @@ def compressed_allreduce(
     updates, opt_state = local_update(optimizer, average, state)
     return AllReduceState(optax.tree.add(state.params, updates), opt_state), message.info
 
-  return Algorithm(allreduce(optimizer).init, step, name=f'compressed_allreduce({compressor})')
+  def judge(evidence: Evidence) -> Finding:
+    """C(g) has α²|g|² more variance than g, and |g|² tends to σ² + ζ²."""
+    alpha2, problem = evidence.alpha2, evidence.problem
+    if not compressor.unbiased:
+      return judge_biased(compressor)
+    advice = 'use more bits, smaller buckets or a larger fraction'
+    if problem is None:
+      return judge_noise(alpha2, f'α² = {alpha2:.3g}', advice, proven=True)
+    # On a quadratic the error's second moment contracts while γL(1 + α²/n) < 2.
+    stretch = problem.step_size * problem.smoothness * (1 + alpha2 / evidence.topology.num_workers)
+    if stretch > 2 * SAFETY:
+      reason = f'γL(1 + α²/n) = {stretch:.3g} is above 2: noise outgrows the steps'
+      return Finding('will diverge', reason, f'{advice}, or a smaller step size')
+    share = 1 + (problem.heterogeneity / problem.noise) ** 2 if problem.noise else math.inf
+    return judge_noise(alpha2 * share, f'α² = {alpha2:.3g} of the gradients', advice, proven=True)
+
+  name = f'compressed_allreduce({compressor})'
+  theory = Theory(judge, optimizer, compressor)
+  return Algorithm(allreduce(optimizer).init, step, name=name, theory=theory)

@@ -9,7 +9,7 @@ import optax
 
 from decomp import tree
 from decomp.algorithms.common import check_parts, local_update
-from decomp.base import Algorithm, Info, Needs, Network, PyTree
+from decomp.base import Algorithm, Evidence, Finding, Info, Needs, Network, PyTree, Theory
 
 
 class DPSGDState(NamedTuple):
@@ -55,4 +55,10 @@ def d_psgd(optimizer: optax.GradientTransformation) -> Algorithm:
     params = optax.tree.add(net.mix(state.params), updates)
     return DPSGDState(params, opt_state), tree.exact(state.params)
 
-  return Algorithm(init, step, Needs(connected=True), name='d_psgd')
+  theory = Theory(_judge, optimizer)
+  return Algorithm(init, step, Needs(connected=True), name='d_psgd', theory=theory)
+
+
+def _judge(evidence: Evidence) -> Finding:
+  gap = evidence.topology.spectral_gap
+  return Finding('converges', f'models are exchanged exactly, with a spectral gap of {gap:.3g}')

@@ -6,9 +6,19 @@ import jax
 import optax
 
 from decomp import tree
-from decomp.algorithms.common import check_parts, local_update
+from decomp.algorithms.common import check_parts, judge_noise, local_update, noise_ratio
 from decomp.algorithms.d_psgd import DPSGDState, d_psgd
-from decomp.base import Algorithm, Compressor, Info, Needs, Network, PyTree
+from decomp.base import (
+  Algorithm,
+  Compressor,
+  Evidence,
+  Finding,
+  Info,
+  Needs,
+  Network,
+  PyTree,
+  Theory,
+)
 
 
 def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Algorithm:
@@ -47,4 +57,20 @@ def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Al
     params = optax.tree.add(net.mix(message.payload, message.decode), updates)
     return DPSGDState(params, opt_state), message.info
 
-  return Algorithm(d_psgd(optimizer).init, step, Needs(connected=True), name=f'naive({compressor})')
+  def judge(evidence: Evidence) -> Finding:
+    """Noise of variance α²|x|² enters every step, where SGD's own has γ²σ²."""
+    problem, alpha2 = evidence.problem, evidence.alpha2
+    advice = 'use dcd_psgd or choco_sgd, whose errors shrink as the run settles'
+    source = f'compressing models, with α² = {alpha2:.3g} however settled they are,'
+    if problem is None:
+      return Finding('at risk', f'{source} adds noise to every step', advice)
+    variance = alpha2 * evidence.message_norm**2
+    return judge_noise(noise_ratio(variance, problem), source, advice, proven=not variance)
+
+  return Algorithm(
+    d_psgd(optimizer).init,
+    step,
+    Needs(connected=True),
+    name=f'naive({compressor})',
+    theory=Theory(judge, optimizer, compressor),
+  )
