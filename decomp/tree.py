@@ -32,15 +32,21 @@ def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
   """Encodes every leaf with a key of its own, and decodes it again."""
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  keys = jax.random.split(key, len(leaves))
-  payload = [compressor.encode(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+  keys = list(jax.random.split(key, len(leaves)))
+  own = [compressor.encode(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
 
   def decode(payload: list[PyTree]) -> PyTree:
+    if payload is own:  # so that a payload nobody sends is not even made
+      return value
     values = [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
     return jax.tree.unflatten(treedef, values)
 
-  value = decode(payload)
-  return Message(payload, decode, value, _info(compressor, tree, value))
+  if compressor.roundtrip is None:
+    values = [compressor.decode(p, like) for p, like in zip(own, shapes, strict=True)]
+  else:
+    values = [compressor.roundtrip(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+  value = jax.tree.unflatten(treedef, values)
+  return Message(own, decode, value, _info(compressor, tree, value))
 
 
 def exact(tree: PyTree) -> Info:
