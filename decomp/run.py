@@ -118,8 +118,9 @@ class Run:
     some = {name: x[:worker_examples] for name, x in task.test.items()}
     tests = (_Batched.of(examples, size=100) for examples in (task.test, some))
     self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tuple(tests)))
-    carry = _shardings(self._start, everywhere, split) if mesh else None
-    self.start = jax.jit(self._start, out_shardings=carry)
+    begin = (self._params, self._model_state)
+    carry = _shardings(jax.eval_shape(self._start, *begin), everywhere, split) if mesh else None
+    self._started = jax.jit(self._start, out_shardings=carry)
     self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=carry)
     self._measured = jax.jit(self._measure, out_shardings=everywhere)
     self.outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
@@ -141,10 +142,14 @@ class Run:
   def _key(self, number: int) -> jax.Array:
     return jax.random.split(jax.random.key(self._seed), 4)[number]
 
-  def _start(self) -> Carry:
+  def start(self) -> Carry:
+    """The carry before the first step."""
+    return self._started(self._params, self._model_state)
+
+  def _start(self, params: PyTree, model_state: PyTree) -> Carry:
     n = self._num_workers
-    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), self._model_state)
-    state = self.sim.init(self._params)
+    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), model_state)
+    state = self.sim.init(params)
     nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
     return Carry(state, model_state, _no_totals(n), *nothing)
 
@@ -320,11 +325,9 @@ def _of_workers(x: np.ndarray, shards: Partition, split: NamedSharding) -> jax.A
   return jax.make_array_from_callback((*shards.indices.shape, *x.shape[1:]), split, rows)
 
 
-def _shardings(
-  start: Callable[[], Carry], everywhere: NamedSharding, split: NamedSharding
-) -> Carry:
+def _shardings(carry: Carry, everywhere: NamedSharding, split: NamedSharding) -> Carry:
   """Everything with a worker axis is split over the mesh; single numbers are everywhere."""
-  return jax.tree.map(lambda x: split if x.ndim else everywhere, jax.eval_shape(start))
+  return jax.tree.map(lambda x: split if x.ndim else everywhere, carry)
 
 
 def _reported(info: Any, field: str) -> jax.Array:
