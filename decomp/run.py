@@ -24,6 +24,7 @@ from decomp import metrics
 from decomp.base import PyTree
 from decomp.data import batches
 from decomp.data.partition import Partition
+from decomp.keys import fold_in
 from decomp.simulate import Simulation, State
 from decomp.tasks import Task
 
@@ -178,8 +179,7 @@ class Run:
     step, workers = carry.state.round, jnp.arange(self._num_workers)
     chosen = jax.vmap(lambda worker: self._sample(data_key, step, worker))(workers)
     batch = self._pick(train, chosen)
-    step_loss_key = jax.random.fold_in(loss_key, step)
-    loss_keys = jax.vmap(lambda worker: jax.random.fold_in(step_loss_key, worker))(workers)
+    loss_keys = fold_in(fold_in(loss_key, step), workers)
     state = carry.state
     losses, grads, model_state = self._gradients(state.params, carry.model_state, batch, loss_keys)
     state, info = self.sim.step(step_key, grads, state)

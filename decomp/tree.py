@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from decomp import keys
 from decomp.base import Compressor, Info, PyTree
 
 
@@ -33,8 +34,8 @@ def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
   """Encodes every leaf with a key of its own, and decodes it again."""
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  keys = jax.random.split(key, len(leaves))
-  own = [compressor.encode(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+  leaf_keys = keys.fold_in(key, jnp.arange(len(leaves)))
+  own = [compressor.encode(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
 
   def decode(payload: list[PyTree]) -> PyTree:
     if payload is own:  # so that a payload nobody sends is not even made
@@ -42,33 +43,31 @@ def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
     values = [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
     return jax.tree.unflatten(treedef, values)
 
-  def roundtrip(keys: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+  def roundtrip(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
     if compressor.roundtrip is None:
       return [compressor.decode(p, like) for p, like in zip(own, shapes, strict=True)]
-    return [compressor.roundtrip(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+    return [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
 
-  value = jax.tree.unflatten(treedef, _once(roundtrip, keys, leaves))
+  value = jax.tree.unflatten(treedef, _once(roundtrip, leaf_keys, leaves))
   return Message(own, decode, value, _info(compressor, tree, value))
 
 
 def _once(
   function: Callable[[jax.Array, list[jax.Array]], list[jax.Array]],
-  keys: jax.Array,
+  leaf_keys: jax.Array,
   leaves: list[jax.Array],
 ) -> list[jax.Array]:
-  """function(keys, leaves), with `leaves` and the result each written to memory once.
+  """function(leaf_keys, leaves), with `leaves` and the result each written to memory once.
 
   A compiler that fuses everything into one loop computes the message, random numbers included, anew
   for each neighbour that adds it. On CPU nothing but control flow keeps XLA from it: the result of
   a condition that always holds, in a way that the compiler does not see.
   """
   if jax.default_backend() != 'cpu':
-    return jax.lax.optimization_barrier(function(keys, jax.lax.optimization_barrier(leaves)))
-  if sum(leaf.size for leaf in leaves) < 2048:  # in a cache it does not matter
-    return function(keys, leaves)
-  holds = _holds(jax.random.key_data(keys))
+    return jax.lax.optimization_barrier(function(leaf_keys, jax.lax.optimization_barrier(leaves)))
+  holds = _holds(jax.random.key_data(leaf_keys))
   zeros = optax.tree.zeros_like(leaves)
-  return jax.lax.cond(holds, function, lambda *_: zeros, keys, leaves)
+  return jax.lax.cond(holds, function, lambda *_: zeros, leaf_keys, leaves)
 
 
 @jax.custom_batching.custom_vmap

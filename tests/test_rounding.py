@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from decomp import keys
 from decomp.compressors import rounding
 
 every_dither = pytest.mark.parametrize('dither', rounding.DITHERS)
@@ -127,3 +128,11 @@ def test_keys_of_other_generators():
   with jax.numpy_dtype_promotion('standard'):
     key = jax.random.key(0, impl='rbg')
     assert len(np.unique(rounding.threefry(key, 100))) == 100
+
+
+@pytest.mark.parametrize('number', [3, np.arange(5)])
+def test_keys_are_those_of_jax(number):
+  key = jax.random.key(11)
+  expected = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.atleast_1d(number))
+  found = jnp.atleast_1d(keys.fold_in(key, number))
+  assert (jax.random.key_data(found) == jax.random.key_data(expected)).all()
