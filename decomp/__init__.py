@@ -39,6 +39,7 @@ __version__ = '0.1.0'
 _LATER = {'History': 'training', 'Task': 'tasks', 'train': 'training'}
 _MODULES = (
   'checkpoint',
+  'cost',
   'data',
   'mapping',
   'metrics',

@@ -50,6 +50,8 @@ class Compressor(NamedTuple):
     alpha2: d -> the least known bound on E|C(x) - x|² / |x|² over arrays of d elements, or None.
     delta: d -> the largest known δ with E|C(x) - x|² <= (1 - δ)|x|², or None.
     limit: elements beyond ±limit are clipped; infinity for compressors that scale with their input.
+    roundtrip: (key, x) -> C(x), the very same numbers without making the payload; None for
+      decode(encode(...)). A simulation on one device needs no bytes.
     name: the call that made it.
   """
 
@@ -59,6 +61,7 @@ class Compressor(NamedTuple):
   alpha2: Callable[[int], float] | None = None
   delta: Callable[[int], float] | None = None
   limit: float = math.inf
+  roundtrip: Callable[[jax.Array, jax.Array], jax.Array] | None = None
   name: str = 'custom compressor'
 
   def __repr__(self) -> str:

@@ -59,7 +59,7 @@ def bars(histories: Histories, column: str = 'test_accuracy', ax: Any = None) ->
 
 
 def overview(histories: Histories, title: str = '') -> Any:
-  """Loss against epochs, loss against MB sent, and accuracy bars, in one figure.
+  """Loss against epochs, MB sent and simulated seconds (if any), and accuracy bars.
 
   Where the optimum is known, loss is f(x) - f*.
   """
@@ -69,19 +69,23 @@ def overview(histories: Histories, title: str = '') -> Any:
   columns = {column for row in last for column in row}
   loss = 'test_suboptimality' if 'test_suboptimality' in columns else 'train_loss'
   final = 'test_accuracy' if 'test_accuracy' in columns else 'test_loss'
-  figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout='constrained')
+  timed = 'simulated_seconds' in columns
+  figure, axes = plt.subplots(1, 3 + timed, figsize=(15 + 5 * timed, 4.2), layout='constrained')
   curves(histories, 'epoch', loss, axes[0])
   sent = {label: [row for row in rows if row['bytes_sent']] for label, rows in histories.items()}
   curves(sent, 'megabytes', loss, axes[1])
-  bars(histories, final, axes[2])
+  if timed:
+    curves(sent, 'simulated_seconds', loss, axes[2])
+  bars(histories, final, axes[-1])
   starts = [line.get_ydata()[0] for line in axes[0].lines]
   if starts:
     axes[0].legend(fontsize=7)
     # One run that diverges would make all others flat.
-    for ax in axes[:2]:
+    for ax in axes[:-1]:
       ax.set_ylim(top=min(ax.get_ylim()[1], 3 * max(starts)))
-  if axes[1].lines:
-    axes[1].set_xscale('log')
+  for ax in axes[1:-1]:
+    if ax.lines:
+      ax.set_xscale('log')
   figure.suptitle(title)
   return figure
 

@@ -24,6 +24,7 @@ from decomp import metrics
 from decomp.base import PyTree
 from decomp.data import batches
 from decomp.data.partition import Partition
+from decomp.keys import fold_in
 from decomp.simulate import Simulation, State
 from decomp.tasks import Task
 
@@ -118,8 +119,9 @@ class Run:
     some = {name: x[:worker_examples] for name, x in task.test.items()}
     tests = (_Batched.of(examples, size=100) for examples in (task.test, some))
     self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tuple(tests)))
-    carry = _shardings(self._start, everywhere, split) if mesh else None
-    self.start = jax.jit(self._start, out_shardings=carry)
+    begin = (self._params, self._model_state)
+    carry = _shardings(jax.eval_shape(self._start, *begin), everywhere, split) if mesh else None
+    self._started = jax.jit(self._start, out_shardings=carry)
     self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=carry)
     self._measured = jax.jit(self._measure, out_shardings=everywhere)
     self.outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
@@ -141,10 +143,14 @@ class Run:
   def _key(self, number: int) -> jax.Array:
     return jax.random.split(jax.random.key(self._seed), 4)[number]
 
-  def _start(self) -> Carry:
+  def start(self) -> Carry:
+    """The carry before the first step."""
+    return self._started(self._params, self._model_state)
+
+  def _start(self, params: PyTree, model_state: PyTree) -> Carry:
     n = self._num_workers
-    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), self._model_state)
-    state = self.sim.init(self._params)
+    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), model_state)
+    state = self.sim.init(params)
     nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
     return Carry(state, model_state, _no_totals(n), *nothing)
 
@@ -173,8 +179,7 @@ class Run:
     step, workers = carry.state.round, jnp.arange(self._num_workers)
     chosen = jax.vmap(lambda worker: self._sample(data_key, step, worker))(workers)
     batch = self._pick(train, chosen)
-    step_loss_key = jax.random.fold_in(loss_key, step)
-    loss_keys = jax.vmap(lambda worker: jax.random.fold_in(step_loss_key, worker))(workers)
+    loss_keys = fold_in(fold_in(loss_key, step), workers)
     state = carry.state
     losses, grads, model_state = self._gradients(state.params, carry.model_state, batch, loss_keys)
     state, info = self.sim.step(step_key, grads, state)
@@ -320,11 +325,9 @@ def _of_workers(x: np.ndarray, shards: Partition, split: NamedSharding) -> jax.A
   return jax.make_array_from_callback((*shards.indices.shape, *x.shape[1:]), split, rows)
 
 
-def _shardings(
-  start: Callable[[], Carry], everywhere: NamedSharding, split: NamedSharding
-) -> Carry:
+def _shardings(carry: Carry, everywhere: NamedSharding, split: NamedSharding) -> Carry:
   """Everything with a worker axis is split over the mesh; single numbers are everywhere."""
-  return jax.tree.map(lambda x: split if x.ndim else everywhere, jax.eval_shape(start))
+  return jax.tree.map(lambda x: split if x.ndim else everywhere, carry)
 
 
 def _reported(info: Any, field: str) -> jax.Array:

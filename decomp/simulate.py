@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from decomp import keys, network
 from decomp import mesh as mesh_network
-from decomp import network
 from decomp.base import Algorithm, PyTree
 from decomp.checks import (
   check_grads,
@@ -113,10 +113,8 @@ class Simulation:
     def step(key: jax.Array, grads: PyTree, workers: Any, net: Any) -> tuple[Any, Any]:
       return self.algorithm.step(key, grads, workers, net)
 
-    key = jax.random.fold_in(key, state.round)
-    everyone = jnp.arange(self.topology.num_workers)
-    keys = jax.vmap(lambda worker: jax.random.fold_in(key, worker))(everyone)
-    workers, info = self._lift(step)(state.round, keys, grads, state.workers)
+    own_keys = keys.fold_in(keys.fold_in(key, state.round), jnp.arange(self.topology.num_workers))
+    workers, info = self._lift(step)(state.round, own_keys, grads, state.workers)
     return State(state.round + 1, workers), info
 
   def _lift(self, function: Any) -> Any:

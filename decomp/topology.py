@@ -16,8 +16,6 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 __all__ = [
   'complete',
@@ -106,6 +104,8 @@ class Topology:
   @functools.cached_property
   def is_connected(self) -> bool:
     """Whether every worker reaches every other one over a period."""
+    from scipy.sparse import csgraph  # here, because it takes long to import
+
     return csgraph.connected_components(self.matrix, connection='strong')[0] == 1
 
   @functools.cached_property
@@ -354,6 +354,9 @@ def permutations(counts: np.ndarray) -> np.ndarray:
   hops = _circulant_hops(counts)
   if hops is not None:
     return np.array([(np.arange(n) - hop) % n for hop in hops], int).reshape(-1, n)
+  from scipy import sparse
+  from scipy.sparse import csgraph
+
   counts = _regular(counts)
   sources = []
   while counts.any():

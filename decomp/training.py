@@ -13,16 +13,18 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from decomp import cost
 from decomp.base import Algorithm, PyTree
 from decomp.data import partition
 from decomp.data.partition import Partition
 from decomp.processes import agree, is_first
 from decomp.progress import Progress
 from decomp.run import Carry, Run, Sampling, Totals
-from decomp.simulate import State, simulate
+from decomp.simulate import Simulation, State, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
 
@@ -72,6 +74,7 @@ def train(
   worker_examples: int = 2000,
   mapping: str = 'auto',
   mesh: Mesh | None = None,
+  network: cost.Links | None = None,
   checkpoint_dir: str | None = None,
   checkpoint_seconds: float = 30.0,
   resume: bool = False,
@@ -101,6 +104,8 @@ def train(
       for the fastest on this platform; see `decomp.mapping`.
     mesh: spreads workers over devices that exchange packed bytes, see `decomp.simulate`; None
       simulates the exchange.
+    network: such as `decomp.cost.lan('100Mbps', '5ms')`: rows then have simulated_seconds, what
+      the run would have taken there.
     checkpoint_dir: where to keep checkpoints; None for none.
     checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, and at the
       end.
@@ -115,7 +120,8 @@ def train(
     step, epoch, train_loss, compression_error and clipped (means over the steps since the row
     before), gradient_norm (of the mean gradient, at the last step), test_* of the mean model,
     worst_* of the worst worker, consensus_distance, bytes_sent by one worker, and seconds of
-    training.
+    training; with a network, simulated_seconds = seconds / n (one worker's share of the work done
+    here) + step × its communication.
 
   >>> import optax, decomp
   >>> task = decomp.tasks.logistic_regression(num_examples=64, dimension=3)
@@ -154,7 +160,8 @@ def train(
     _open(checkpoint_dir, facts) as checkpointer,
     Progress(progress if is_first() else False, algorithm.name, steps) as bar,
   ):
-    loop = _Loop(run, checkpointer, checkpoint_seconds, bar, on_row)
+    wire_seconds = None if network is None else _wire_seconds(task, sim, network)
+    loop = _Loop(run, checkpointer, checkpoint_seconds, bar, on_row, wire_seconds)
     loop.start(resume)
     return loop.run(steps, eval_every)
 
@@ -169,7 +176,9 @@ class _Loop:
     checkpoint_seconds: float,
     bar: Progress,
     on_row: Callable[[Row], None] | None,
+    wire_seconds: float | None,
   ):
+    self._wire_seconds = wire_seconds
     self._run, self._checkpointer, self._bar = run, checkpointer, bar
     self._checkpoint_seconds = checkpoint_seconds
     self._on_row = on_row or (lambda row: None)
@@ -276,6 +285,9 @@ class _Loop:
       'bytes_sent': step * run.bytes_per_step,
       'seconds': self._seconds,
     }
+    if self._wire_seconds is not None:
+      local = self._seconds / run.sim.topology.num_workers
+      row['simulated_seconds'] = local + step * self._wire_seconds
     self._carry = run.reset(self._carry)
     self._history.append(row)
     self._on_row(row)
@@ -315,6 +327,12 @@ def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
   from decomp.checkpoint import Checkpointer
 
   return Checkpointer(directory, dict(facts))
+
+
+def _wire_seconds(task: Task, sim: Simulation, network: cost.Links) -> float:
+  params, _ = jax.eval_shape(task.init, jax.random.key(0))
+  work = cost.workload(sim.algorithm, sim.topology, params, compute=0.0, codec=0.0)
+  return float(cost.communication_seconds(work, network))
 
 
 def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:

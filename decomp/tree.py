@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from decomp import keys
 from decomp.base import Compressor, Info, PyTree
 
 
@@ -32,15 +34,52 @@ def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
   """Encodes every leaf with a key of its own, and decodes it again."""
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  keys = jax.random.split(key, len(leaves))
-  payload = [compressor.encode(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
+  leaf_keys = keys.fold_in(key, jnp.arange(len(leaves)))
+  own = [compressor.encode(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
 
   def decode(payload: list[PyTree]) -> PyTree:
+    if payload is own:  # so that a payload nobody sends is not even made
+      return value
     values = [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
     return jax.tree.unflatten(treedef, values)
 
-  value = decode(payload)
-  return Message(payload, decode, value, _info(compressor, tree, value))
+  def roundtrip(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+    if compressor.roundtrip is None:
+      return [compressor.decode(p, like) for p, like in zip(own, shapes, strict=True)]
+    return [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
+
+  value = jax.tree.unflatten(treedef, _once(roundtrip, leaf_keys, leaves))
+  return Message(own, decode, value, _info(compressor, tree, value))
+
+
+def _once(
+  function: Callable[[jax.Array, list[jax.Array]], list[jax.Array]],
+  leaf_keys: jax.Array,
+  leaves: list[jax.Array],
+) -> list[jax.Array]:
+  """function(leaf_keys, leaves), with `leaves` and the result each written to memory once.
+
+  A compiler that fuses everything into one loop computes the message, random numbers included, anew
+  for each neighbour that adds it. On CPU nothing but control flow keeps XLA from it: the result of
+  a condition that always holds, in a way that the compiler does not see.
+  """
+  if jax.default_backend() != 'cpu':
+    return jax.lax.optimization_barrier(function(leaf_keys, jax.lax.optimization_barrier(leaves)))
+  holds = _holds(jax.random.key_data(leaf_keys))
+  zeros = optax.tree.zeros_like(leaves)
+  return jax.lax.cond(holds, function, lambda *_: zeros, leaf_keys, leaves)
+
+
+@jax.custom_batching.custom_vmap
+def _holds(words: jax.Array) -> jax.Array:
+  """True, for all workers at once: a condition of each worker's own would compute both branches."""
+  return (words.reshape(-1)[0] | 1) != 0
+
+
+@_holds.def_vmap
+def _holds_for_all(axis_size: int, in_batched: Any, words: jax.Array) -> tuple[jax.Array, bool]:
+  del axis_size, in_batched
+  return _holds(words), False
 
 
 def exact(tree: PyTree) -> Info:
@@ -64,6 +103,8 @@ def _info(compressor: Compressor, tree: PyTree, value: PyTree) -> Info:
   size = norm(tree)
   error = norm(optax.tree.sub(value, tree))
   relative = jnp.where(size == 0, 0, error / jnp.where(size == 0, 1, size)) ** 2
+  if math.isinf(compressor.limit):
+    return Info(relative, size, jnp.zeros((), jnp.float32))
   beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in jax.tree.leaves(tree)]
   clipped = jnp.stack(beyond).sum().astype(jnp.float32) / optax.tree.size(tree)
   return Info(relative, size, clipped)

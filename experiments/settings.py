@@ -20,7 +20,7 @@ from absl import flags, logging
 from jax.sharding import Mesh
 
 import decomp
-from decomp import algorithms, compressors, models, schedules, spec, tasks, topology
+from decomp import algorithms, compressors, cost, models, schedules, spec, tasks, topology
 from decomp.data import Partition, partition
 
 IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
@@ -110,6 +110,11 @@ MAPPING = flags.DEFINE_enum(
   ['auto', 'vmap', 'scan', 'devices'],
   'How the gradients of all workers are computed on this machine; the numbers are the same up to '
   'rounding. auto takes the fastest.',
+)
+NETWORK = flags.DEFINE_string(
+  'network',
+  None,
+  'Adds simulated_seconds to the metrics, as on this network: \'lan("100Mbps", "5ms")\'.',
 )
 OUTPUT = flags.DEFINE_string(
   'output', None, 'Folder of the results; by default a new one under runs/.'
@@ -251,6 +256,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
   config = {k: v for k, v in settings().items() if k not in ('steps', 'epochs', 'eval_every')}
   if 'warmup_step_decay' in OPTIMIZER.value:
     config['steps of the schedule'] = setup.steps
+  network = spec.build(NETWORK.value, {'lan': cost.lan}, kind='network') if NETWORK.value else None
   with folder.writers(algorithm=algorithm.name) as on_row, warnings.catch_warnings():
     # The programs tell it themselves, in one line.
     warnings.filterwarnings('ignore', '.* diverged at step', RuntimeWarning)
@@ -268,6 +274,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       worker_examples=WORKER_EXAMPLES.value,
       mapping=MAPPING.value,
       mesh=setup.mesh,
+      network=network,
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,
       resume=RESUME.value,
@@ -279,7 +286,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
 def settings() -> dict[str, Any]:
   """Every flag that decides what a run computes."""
   ours = [TASK, TOPOLOGY, COMPRESSOR, OPTIMIZER, CONSENSUS_RATE, STEPS, EPOCHS, BATCH_SIZE, SEED]
-  ours += [PARTITION, RESHUFFLE, REPLACEMENT, EVAL_EVERY, WORKER_EXAMPLES, MAPPING, SMOKE]
+  ours += [PARTITION, RESHUFFLE, REPLACEMENT, EVAL_EVERY, WORKER_EXAMPLES, MAPPING, NETWORK, SMOKE]
   return {holder.name: holder.value for holder in ours}
 
 

@@ -53,6 +53,42 @@ def test_shapes_and_dtypes(compressor):
 
 
 @everyone
+def test_roundtrip_gives_the_decoded_numbers(compressor):
+  """Also where the input is not finite."""
+  x = jnp.array(np.random.default_rng(0).normal(size=(13, 3)), jnp.float32)
+  inputs = [x, x.astype(jnp.bfloat16), x.at[2, 1].set(jnp.nan), jnp.zeros(3), jnp.zeros(0)]
+  roundtrip = compressor.roundtrip or (lambda key, x: apply(compressor, key, x))
+  for value in inputs:
+    found, expected = (
+      jax.jit(f)(jax.random.key(1), value)
+      for f in (roundtrip, lambda key, x: apply(compressor, key, x))
+    )
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    assert found.dtype == value.dtype
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda dither: compressors.stochastic_quantizer(4, dither=dither),
+    lambda dither: compressors.qsgd(4, dither=dither),
+    lambda dither: compressors.fixed_grid(4, 3.0, dither=dither),
+  ],
+)
+def test_dither(make):
+  hashed, usual = make('hash'), make('threefry')
+  assert hashed.name == f"{usual.name[:-1]}, dither='hash')"
+  x = gaussian(2000)
+  for compressor in (hashed, usual):
+    mean = draws(compressor, x, 500).mean(0)
+    inside = np.abs(x) < 3
+    assert np.abs(mean - np.asarray(x))[inside].max() < 0.25
+    assert abs((mean - np.asarray(x))[inside].mean()) < 3e-3
+  with pytest.raises(ValueError, match="dither='none': must be one of threefry, hash"):
+    make('none')
+
+
+@everyone
 def test_zeros_stay_zeros(compressor):
   zeros = [jnp.zeros(size) for size in (1, 5)]
   got = jax.jit(lambda key: [apply(compressor, key, x) for x in zeros])(jax.random.key(0))

@@ -216,6 +216,17 @@ def test_typos(train, tmp_path, flag, kind, meant):
   assert not output.exists()
 
 
+def test_network(train, tmp_path):
+  train(*TINY, '--smoke', '--network=lan(bandwidth="1Mbps", latency="5ms")', f'--output={tmp_path}')
+  assert all(
+    row['simulated_seconds'] > row['step'] * 5e-3
+    for row in read_rows(tmp_path / 'metrics.jsonl')[1:]
+  )
+  with pytest.raises(SystemExit) as caught:
+    train(*TINY, '--smoke', '--network=lan("1Mbit")', f'--output={tmp_path / "2"}')
+  assert error_of(caught).startswith("error: bandwidth='1Mbit': must be a number and one of")
+
+
 def test_devices(train, tmp_path):
   """The same rows from workers on one device, and on four that exchange packed bytes."""
   rows = {}

@@ -235,6 +235,17 @@ def test_divergence_stops_the_run_at_that_step(value):
   np.testing.assert_array_equal(history.model_state, np.full(4, 5))
 
 
+def test_a_clock_on_a_simulated_network():
+  """A share of the work, and for each step 8 bits of 3 + 1 floats to two neighbours."""
+  task = decomp.tasks.logistic_regression(64, 3)
+  algorithm = algorithms.dcd_psgd(optax.sgd(0.1), compressors.stochastic_quantizer(8))
+  network = decomp.cost.lan(bandwidth='1kbps', latency='1s')
+  history = decomp.train(task, algorithm, topology.ring(4), 4, 2, eval_every=2, network=network)
+  for row in history:
+    waited = row['simulated_seconds'] - row['seconds'] / 4
+    assert waited == pytest.approx(row['step'] * (1 + 2 * 8 * (3 + 4) / 1000))
+
+
 def test_losses_below_the_limit():
   losses = np.array([1, -1e9, 3, np.nan, -np.inf, np.inf], np.float32)
   assert run.below(losses, 3.0).tolist() == [True, True, False, False, False, False]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import check_bits, stochastic_round
+from decomp.compressors.common import check_bits, check_dither, coder
+from decomp.compressors.rounding import stochastic_round
 
 
-def fixed_grid(bits: int, limit: float) -> Compressor:
+def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
   """Rounds each element at random to one of the two nearest points of a fixed grid.
 
   The grid is {kΔ : |k| <= s} with s = 2**(bits-1) - 1 and Δ = limit / s, agreed on beforehand, so
@@ -26,6 +24,7 @@ def fixed_grid(bits: int, limit: float) -> Compressor:
   Args:
     bits: bits per element, 2 to 8 (a one-bit grid would have no 0).
     limit: the largest magnitude on the grid.
+    dither: where random numbers come from, 'threefry' or the cheaper 'hash'.
 
   Returns:
     A `Compressor`, unbiased within the limit, with `bits` bits per element and nothing else.
@@ -38,24 +37,21 @@ def fixed_grid(bits: int, limit: float) -> Compressor:
 
   Reference: Tang et al., Communication Compression for Decentralized Training, arXiv 1803.06443.
   """
-  bits = check_bits(bits, 2, 8)
+  bits, suffix = check_bits(bits, 2, 8), check_dither(dither)
   if not 0 < limit < float('inf'):
     raise ValueError(f'limit={limit!r}: must be a positive finite number')
   levels = 2 ** (bits - 1) - 1
   step = limit / levels
   not_finite = 2**bits - 1
 
-  def encode(key: jax.Array, x: jax.Array) -> jax.Array:
-    grid = jnp.clip(x.astype(jnp.float32) / step, -levels, levels)
-    codes = stochastic_round(key, grid) + levels
-    codes = jnp.where(jnp.isfinite(x), codes, not_finite).astype(jnp.uint8)
-    return wire.pack_bits(codes, bits)
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[()]]:
+    grid = jnp.clip(x / step, -levels, levels)
+    codes = stochastic_round(key, grid, dither) + levels
+    return jnp.where(jnp.isfinite(x), codes, not_finite), ()
 
-  def decode(payload: jax.Array, like: Any) -> jax.Array:
-    codes = wire.unpack_bits(payload, bits, like.size)
+  def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
     values = (codes.astype(jnp.float32) - levels) * step
-    values = jnp.where(codes == not_finite, jnp.nan, values)
-    return values.reshape(like.shape).astype(like.dtype)
+    return jnp.where(codes == not_finite, jnp.nan, values)
 
-  name = f'fixed_grid(bits={bits}, limit={limit:g})'
-  return Compressor(encode, decode, unbiased=True, limit=float(limit), name=name)
+  name = f'fixed_grid(bits={bits}, limit={limit:g}{suffix})'
+  return coder(quantize, dequantize, bits, unbiased=True, limit=float(limit), name=name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
+from decomp.compressors.common import coder
+from decomp.compressors.rounding import threefry
 
 
 def natural() -> Compressor:
@@ -27,15 +26,14 @@ def natural() -> Compressor:
   Reference: Horváth et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988.
   """
 
-  def encode(key: jax.Array, x: jax.Array) -> jax.Array:
-    x = x.astype(jnp.float32).reshape(-1)
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[()]]:
     word = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    dithered = word + (jax.random.bits(key, x.shape, jnp.uint32) >> 9)
+    dithered = word + (threefry(key, x.size) >> 9)
     # In NaN and infinity there is no mantissa to round: the carry would run into the sign.
-    return wire.pack_bits(jnp.where(jnp.isfinite(x), dithered, word) >> 23, 9)
+    return jnp.where(jnp.isfinite(x), dithered, word) >> 23, ()
 
-  def decode(payload: jax.Array, like: Any) -> jax.Array:
-    word = wire.unpack_bits(payload, 9, like.size) << 23
-    return jax.lax.bitcast_convert_type(word, jnp.float32).reshape(like.shape).astype(like.dtype)
+  def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
+    return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
 
-  return Compressor(encode, decode, unbiased=True, alpha2=lambda size: 1 / 8, name='natural()')
+  facts = {'unbiased': True, 'alpha2': lambda size: 1 / 8, 'name': 'natural()'}
+  return coder(quantize, dequantize, 9, **facts)

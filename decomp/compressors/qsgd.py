@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import check_bits, safe_divide, stochastic_round
+from decomp.compressors.common import check_bits, check_dither, coder, safe_divide
+from decomp.compressors.rounding import stochastic_round
 
 
-class QSGDPayload(NamedTuple):
-  """Packed signed levels, and the norm of the leaf."""
-
-  codes: jax.Array
-  norm: jax.Array
-
-
-def qsgd(bits: int) -> Compressor:
+def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
   """Rounds |x_i| s / |x|₂ at random to a whole level ξ_i, with s = 2**bits - 1.
 
     C(x)_i = |x|₂ sign(x_i) ξ_i / s
@@ -31,6 +23,7 @@ def qsgd(bits: int) -> Compressor:
 
   Args:
     bits: bits of the level, 1 to 16; the sign is one more.
+    dither: where random numbers come from, 'threefry' or the cheaper 'hash'.
 
   Returns:
     An unbiased `Compressor` with bits + 1 bits per element and 4 bytes per leaf.
@@ -42,24 +35,21 @@ def qsgd(bits: int) -> Compressor:
 
   Reference: Alistarh et al., QSGD, arXiv 1610.02132.
   """
-  bits = check_bits(bits, 1, 16)
+  bits, suffix = check_bits(bits, 1, 16), check_dither(dither)
   levels = 2**bits - 1
 
-  def encode(key: jax.Array, x: jax.Array) -> QSGDPayload:
-    x = x.astype(jnp.float32)
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Squares of large or small elements leave the range of float32; those of x / max do not.
     largest = jnp.abs(x).max(initial=0)
-    norm = largest * jnp.linalg.norm(safe_divide(x, largest).reshape(-1))
-    codes = stochastic_round(key, safe_divide(x, norm) * levels) + levels
-    codes = jnp.clip(codes, 0, 2 * levels).astype(jnp.uint32)
-    return QSGDPayload(wire.pack_bits(codes, bits + 1), norm)
+    norm = largest * jnp.linalg.norm(safe_divide(x, largest))
+    codes = stochastic_round(key, safe_divide(x, norm) * levels, dither) + levels
+    return jnp.clip(codes, 0, 2 * levels), norm
 
-  def decode(payload: QSGDPayload, like: Any) -> jax.Array:
-    codes = wire.unpack_bits(payload.codes, bits + 1, like.size)
-    values = (codes.astype(jnp.float32) - levels) * (payload.norm / levels)
-    return values.reshape(like.shape).astype(like.dtype)
+  def dequantize(codes: jax.Array, norm: jax.Array) -> jax.Array:
+    return (codes.astype(jnp.float32) - levels) * (norm / levels)
 
   def alpha2(size: int) -> float:
     return min(size / levels**2, math.sqrt(size) / levels)
 
-  return Compressor(encode, decode, unbiased=True, alpha2=alpha2, name=f'qsgd(bits={bits})')
+  name = f'qsgd(bits={bits}{suffix})'
+  return coder(quantize, dequantize, bits + 1, unbiased=True, alpha2=alpha2, name=name)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import safe_divide
-
-
-class Signs(NamedTuple):
-  """One bit for each element, and the mean magnitude."""
-
-  signs: jax.Array
-  magnitude: jax.Array
+from decomp.compressors.common import coder, safe_divide
 
 
 def sign_norm() -> Compressor:
@@ -34,17 +24,17 @@ def sign_norm() -> Compressor:
   Reference: Karimireddy et al., Error Feedback Fixes SignSGD, arXiv 1901.09847.
   """
 
-  def encode(key: jax.Array, x: jax.Array) -> Signs:
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     del key  # deterministic
-    x = x.astype(jnp.float32)
     # Sums of large or small elements leave the range of float32; those of x / max do not.
     largest = jnp.abs(x).max(initial=0)
     magnitude = largest * (jnp.abs(safe_divide(x, largest)).sum() / max(1, x.size))
-    return Signs(wire.pack_bits((x >= 0).astype(jnp.uint8), 1), magnitude)
+    return (x >= 0).astype(jnp.float32), magnitude
 
-  def decode(payload: Signs, like: Any) -> jax.Array:
-    bits = wire.unpack_bits(payload.signs, 1, like.size)
-    values = (2 * bits.astype(jnp.float32) - 1) * payload.magnitude
-    return values.reshape(like.shape).astype(like.dtype)
+  def dequantize(codes: jax.Array, magnitude: jax.Array) -> jax.Array:
+    return (2 * codes.astype(jnp.float32) - 1) * magnitude
 
-  return Compressor(encode, decode, False, delta=lambda size: 1 / max(1, size), name='sign_norm()')
+  def delta(size: int) -> float:
+    return 1 / max(1, size)
+
+  return coder(quantize, dequantize, 1, unbiased=False, delta=delta, name='sign_norm()')

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import check_bits, is_whole, safe_divide, stochastic_round
+from decomp.compressors.common import check_bits, check_dither, coder, is_whole, safe_divide
+from decomp.compressors.rounding import stochastic_round
 
 
-class Quantized(NamedTuple):
-  """Packed codes, and one float32 distance between levels for each bucket."""
-
-  codes: jax.Array
-  step: jax.Array
-
-
-def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
+def stochastic_quantizer(
+  bits: int, bucket: int | None = None, dither: str = 'threefry'
+) -> Compressor:
   """Rounds each element at random to one of the two nearest points of a uniform grid.
 
   With s = 2**(bits-1) - 1 levels a side and Δ = max|x| / s,
@@ -36,6 +30,7 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
     bits: bits per element, 1 to 8.
     bucket: elements that share a scale; None for one scale per leaf. Smaller buckets follow the
       magnitudes more closely and cost 4 bytes each.
+    dither: where u comes from, 'threefry' or the cheaper 'hash'; see `stochastic_round`.
 
   Returns:
     An unbiased `Compressor` whose message has `bits` bits per element and 4 bytes per scale.
@@ -51,24 +46,22 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
   bits = check_bits(bits, 1, 8)
   if bucket is not None and (not is_whole(bucket) or bucket < 1):
     raise ValueError(f'bucket={bucket!r}: must be a whole number of elements, or None')
+  suffix = check_dither(dither)
   levels = max(1, 2 ** (bits - 1) - 1)
 
-  def encode(key: jax.Array, x: jax.Array) -> Quantized:
-    rows = _rows(x.astype(jnp.float32), bucket)
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows = _rows(x, bucket)
     step = jnp.abs(rows).max(1, initial=0) / levels
     grid = safe_divide(rows, step[:, None])
     if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
-      codes = stochastic_round(key, (grid + 1) / 2)
+      codes = stochastic_round(key, (grid + 1) / 2, dither)
     else:
-      codes = stochastic_round(key, grid) + levels
-    codes = jnp.clip(codes, 0, 2**bits - 1).astype(jnp.uint8)
-    return Quantized(wire.pack_bits(codes.reshape(-1)[: x.size], bits), step)
+      codes = stochastic_round(key, grid, dither) + levels
+    return jnp.clip(codes, 0, 2**bits - 1).reshape(-1)[: x.size], step
 
-  def decode(payload: Quantized, like: Any) -> jax.Array:
-    codes = wire.unpack_bits(payload.codes, bits, like.size)
+  def dequantize(codes: jax.Array, step: jax.Array) -> jax.Array:
     grid = codes.astype(jnp.float32) * (2 if bits == 1 else 1) - levels
-    scaled = _rows(grid, bucket) * payload.step[:, None]
-    return scaled.reshape(-1)[: like.size].reshape(like.shape).astype(like.dtype)
+    return (_rows(grid, bucket) * step[:, None]).reshape(-1)[: codes.size]
 
   def alpha2(size: int) -> float:
     # At 1 bit the error of x_i is max² - x_i²; from 2 bits on it is at most Δ²/4.
@@ -78,14 +71,13 @@ def stochastic_quantizer(bits: int, bucket: int | None = None) -> Compressor:
       return max(0, length - 1)
     return min(length / (4 * levels**2), math.sqrt(length) / (2 * levels))
 
-  arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '')
+  arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '') + suffix
   name = f'stochastic_quantizer({arguments})'
-  return Compressor(encode, decode, unbiased=True, alpha2=alpha2, name=name)
+  return coder(quantize, dequantize, bits, unbiased=True, alpha2=alpha2, name=name)
 
 
 def _rows(x: jax.Array, bucket: int | None) -> jax.Array:
   """One row for each bucket, the last one filled up with zeros."""
-  x = x.reshape(-1)
   if bucket is None or x.size == 0:
-    return x.reshape(1, -1)
+    return x[None]
   return jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket)

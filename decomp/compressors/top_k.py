@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from decomp import wire
 from decomp.base import Compressor
-from decomp.compressors.rounding import check_fraction, kept
+from decomp.compressors.common import check_fraction, kept
 
 
 class Sparse(NamedTuple):

@@ -98,13 +98,15 @@ def permute(key: jax.Array, epoch: jax.Array, position: jax.Array, size: jax.Arr
   # key for every element of it would cost more than the shuffle.
   mixed = _hash(_hash(epoch)[None, None] ^ words)
 
-  def swap_or_not(x: jax.Array, word: jax.Array) -> tuple[jax.Array, None]:
-    shift, salt = word[0] % size, word[1]
+  def swap_or_not(x: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+    shift, salt = word
     partner = jnp.where(x <= shift, shift - x, shift + (size - x))
     swap = _hash(jnp.maximum(x, partner) ^ salt) & 1
     return jnp.where(swap == 1, partner, x), None
 
-  value, _ = jax.lax.scan(swap_or_not, position, mixed)
+  # A few rounds at a time: one alone is too little work for a loop's step, and XLA fails to compile
+  # all of them for some shapes.
+  value, _ = jax.lax.scan(swap_or_not, position, (mixed[:, 0] % size, mixed[:, 1]), unroll=6)
   return value.astype(jnp.int32)
 
 

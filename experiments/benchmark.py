@@ -1,0 +1,422 @@
+r"""How fast decomp is, in ratios: each number against a reference measured in the same run.
+
+  python -m experiments.benchmark
+  python -m experiments.benchmark --only=exchange --only=small
+
+Every row times two or more programs in turns and divides medians, so that it means the same on a
+machine that is slow or busy. `goal` is what the row should be at most (or at least); a row that
+misses it is marked, and the program goes on. Results go to a folder: results.json and the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from rich.console import Console
+from rich.table import Table
+
+import decomp
+from decomp import algorithms, compressors, data, models, tasks, topology
+from decomp.run import Run, Sampling
+from experiments import output, settings
+
+GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'start')
+ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
+REPEATS = flags.DEFINE_integer('repeats', 7, 'Turns of each program; the median counts.', 1)
+flags.adopt_module_key_flags(settings)
+
+
+class Row(NamedTuple):
+  """One result.
+
+  Attributes:
+    what: was compared with what.
+    value: the ratio, or seconds or a number where `unit` says so.
+    goal: '<= 1.05', '>= 0.6', or '' if there is none.
+    unit: of `value`; '' for a ratio.
+  """
+
+  group: str
+  what: str
+  value: float
+  goal: str = ''
+  unit: str = ''
+
+  @property
+  def met(self) -> bool | None:
+    """Whether the goal is reached; None without one."""
+    if not self.goal:
+      return None
+    relation, number = self.goal.split()
+    return self.value <= float(number) if relation == '<=' else self.value >= float(number)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the program."""
+  settings.start(argv)
+  with settings.mistakes_in_one_line():
+    path = output.choose_folder('benchmark')
+    rows = []
+    for row in measure(ONLY.value or GROUPS):
+      rows.append(row)
+      mark = {True: 'met', False: 'MISSED', None: ''}[row.met]
+      print(f'{row.group:9} {row.what}: {row.value:.3g}{row.unit} {row.goal} {mark}', flush=True)
+      output.Folder(path).write_config()
+      found = [{**r._asdict(), 'met': r.met} for r in rows]
+      (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+  print_table(rows)
+  print(path / 'results.json')
+
+
+def measure(groups: Sequence[str]) -> Iterator[Row]:
+  """The rows of some groups, as they are found."""
+  functions: dict[str, Callable[[], Iterator[Row]]] = {
+    'resnet': resnet,
+    'exchange': exchange,
+    'mlp': mlp,
+    'workers': workers,
+    'small': small,
+    'memory': memory,
+    'start': start,
+  }
+  for group in GROUPS:
+    if group in groups:
+      yield from functions[group]()
+
+
+def in_turns(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+  """Seconds of each program: medians over turns, after a first call that does not count."""
+  for program in programs.values():
+    jax.block_until_ready(program())
+  times: dict[str, list[float]] = {name: [] for name in programs}
+  for _ in range(1 if settings.SMOKE.value else REPEATS.value):
+    for name, program in programs.items():
+      began = time.perf_counter()
+      jax.block_until_ready(program())
+      times[name].append(time.perf_counter() - began)
+  return {name: float(np.median(seconds)) for name, seconds in times.items()}
+
+
+def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Callable[[], Any]:
+  """A program of many steps in one compiled loop."""
+  run = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry))
+  return lambda: run(start)
+
+
+def quantized(bits: int = 8, name: str = 'dcd_psgd', **options: Any) -> decomp.Algorithm:
+  """An algorithm with a stochastic quantizer."""
+  compressor = compressors.stochastic_quantizer(bits, **options)
+  return getattr(algorithms, name)(optax.sgd(0.01), compressor)
+
+
+def synthetic_images(n: int, shape: tuple[int, ...], model: Any, per_worker: int) -> decomp.Task:
+  """Classification of noise: speed does not depend on what the images show."""
+  rng = np.random.default_rng(0)
+  examples: dict[str, np.ndarray] = {
+    'input': rng.integers(0, 256, (n * per_worker, *shape)).astype(np.uint8),
+    'label': rng.integers(0, 10, n * per_worker).astype(np.int32),
+  }
+  dataset = data.Dataset(examples, {k: v[:10] for k, v in examples.items()}, 'noise', 10)
+  half = ((0.5,) * shape[-1], (0.25,) * shape[-1])
+  return tasks.classification(dataset, model, normalize=lambda x: data.batches.normalize(x, half))
+
+
+class Training:
+  """A training run as `decomp.train` compiles it, and parts of its step."""
+
+  def __init__(self, task: decomp.Task, n: int, batch_size: int, algorithm: decomp.Algorithm):
+    shards = data.partition.iid(task.train['label'], n)
+    sim = decomp.simulate(algorithm, topology.ring(n))
+    self.run = Run(task, sim, Sampling(shards, batch_size), 0, 'auto', 10)
+    self.task, self.n, self.batch_size = task, n, batch_size
+    carry = self.run.start()
+    began = time.perf_counter()
+    self.run.compile(carry)
+    self.compile_seconds = time.perf_counter() - began
+
+  def steps(self, count: int) -> Callable[[], Any]:
+    """Whole steps: batches, gradients, algorithm and sums."""
+    carries = [self.run.start()]
+
+    def program() -> Any:
+      carry = carries.pop()
+      until = int(carry.state.round) + count
+      carries.append(self.run.advance(carry, until, until, np.inf))
+      return carries[0].losses
+
+    return program
+
+  def gradients(self, count: int) -> Callable[[], Any]:
+    """Batches and gradients of all workers, and a plain step of SGD so that each differs."""
+    carry = self.run.start()
+    keys = jax.random.split(jax.random.key(0), 2)
+    train = self.run._data.train
+
+    def step(number: jax.Array, params: Any) -> Any:
+      everyone = jnp.arange(self.n)
+      chosen = jax.vmap(lambda w: self.run._sample(keys[0], number, w))(everyone)
+      losses = jax.vmap(lambda w: jax.random.fold_in(keys[1], w))(everyone)
+      batch = self.run._pick(train, chosen)
+      _, grads, _ = self.run._gradients(params, carry.model_state, batch, losses)
+      return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+    return loop(step, carry.state.params, count)
+
+  def plain(self, count: int) -> Callable[[], Any]:
+    """One gradient of the same total batch for one model, with XLA's own convolutions."""
+    params, state = jax.jit(self.task.init)(jax.random.key(0))
+    total = self.n * self.batch_size
+    batch = {k: jnp.asarray(v[:total]) for k, v in self.task.train.items()}
+    gradient = jax.grad(self.task.loss, has_aux=True)
+
+    # Not in a loop: there XLA's own convolutions would be slower than they need to be.
+    @jax.jit
+    def step(params: Any) -> Any:
+      grads, _ = gradient(params, state, batch, jax.random.key(0))
+      return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
+
+    def program() -> Any:
+      found = params
+      for _ in range(count):
+        found = step(found)
+      return found
+
+    return program
+
+
+def resnet() -> Iterator[Row]:
+  """ResNet-20, 8 workers, batches of 16."""
+  model = models.resnet20(10)
+  task = synthetic_images(8, (32, 32, 3), model, 32)
+  training = Training(task, 8, 16, quantized())
+  programs = {
+    'step': training.steps(2),
+    'gradients': training.gradients(2),
+    'plain': training.plain(2),
+  }
+  if importlib.util.find_spec('torch'):
+    programs['torch'] = torch_loop(8, 16, 2)
+  found = in_turns(programs)
+  what = 'ResNet-20, n = 8, b = 16: '
+  yield Row('resnet', what + 'step / gradients', found['step'] / found['gradients'], '<= 1.05')
+  yield Row('resnet', what + 'gradients / one plain', found['gradients'] / found['plain'], '<= 0.6')
+  if 'torch' in found:
+    yield Row(
+      'resnet', what + 'gradients / PyTorch loop', found['gradients'] / found['torch'], '<= 1.0'
+    )
+  rate = 2 * 8 * 16 / found['step']
+  yield Row('resnet', what + 'samples per second', rate, unit='/s')
+  yield Row('resnet', what + 'compile', training.compile_seconds, unit=' s')
+
+
+def torch_loop(n: int, batch_size: int, count: int) -> Callable[[], Any]:
+  """Gradients of n ResNet-20 in PyTorch, one after another, in its fast memory format."""
+  import torch
+  from torch import nn
+
+  class Block(nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self, inputs: int, outputs: int, stride: int):
+      super().__init__()
+      self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+      self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+      self.norms = nn.ModuleList([nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)])
+      self.stride, self.grow = stride, outputs - inputs
+
+    def forward(self, x: Any) -> Any:
+      y = torch.relu(self.norms[0](self.first(x)))
+      y = self.norms[1](self.second(y))
+      short = x[:, :, :: self.stride, :: self.stride]
+      if self.grow:
+        short = nn.functional.pad(short, (0, 0, 0, 0, 0, self.grow))
+      return torch.relu(y + short)
+
+  def model() -> Any:
+    widths = [16] * 3 + [32] * 3 + [64] * 3
+    blocks = [Block(a, b, 1 + (a != b)) for a, b in zip([16, *widths[:-1]], widths, strict=True)]
+    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(*stem, *blocks, *head).to(memory_format=torch.channels_last)
+
+  everyone = [model() for _ in range(n)]
+  x = torch.randn(batch_size, 3, 32, 32).to(memory_format=torch.channels_last)
+  labels = torch.randint(0, 10, (batch_size,))
+
+  def program() -> None:
+    for _ in range(count):
+      for one in everyone:
+        loss = nn.functional.cross_entropy(one(x), labels)
+        one.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+          for p in one.parameters():
+            p -= 0.01 * p.grad
+
+  return program
+
+
+def exchange() -> Iterator[Row]:
+  """Quantize, mix on a ring and update, in multiples of a copy of the same array in a loop."""
+  for n, size in ((8, 1_000_000), (64, 1_000_000 if not settings.SMOKE.value else 1000)):
+    zeros = jnp.zeros((n, size))
+    programs = {'copy': loop(lambda _, x: x * 1.0001, zeros, 10)}
+    for name, options in (
+      ('PRNG', {'bits': 8}),
+      ('hash', {'bits': 8, 'dither': 'hash'}),
+      ('4 bits', {'bits': 4}),
+    ):
+      sim = decomp.simulate(quantized(**options), topology.ring(n))
+      programs[name] = loop(functools.partial(_exchange, sim), sim.init(zeros[0]), 10)
+    found = in_turns(programs)
+    what = f'exchange, n = {n}, d = 1 M: '
+    for name, goal in (('PRNG', '<= 12'), ('hash', '<= 8')):
+      yield Row('exchange', f'{what}8 bits, {name} / copy', found[name] / found['copy'], goal)
+    yield Row('exchange', f'{what}4 bits / 8 bits', found['4 bits'] / found['PRNG'], '<= 1.3')
+
+
+def _exchange(sim: decomp.Simulation, _: jax.Array, state: decomp.State) -> decomp.State:
+  return sim.step(jax.random.key(0), state.params - 1, state)[0]
+
+
+def mlp_task(n: int) -> decomp.Task:
+  """784-256-10."""
+  return synthetic_images(n, (28, 28, 1), models.mlp(10, hidden=(256,)), 32)
+
+
+def mlp() -> Iterator[Row]:
+  """An MLP with 64 workers, batches of 16."""
+  task = mlp_task(64)
+  runs = {name: Training(task, 64, 16, quantized(name=name)) for name in ('dcd_psgd', 'ecd_psgd')}
+  programs = {name: training.steps(5) for name, training in runs.items()}
+  programs['gradients'] = runs['dcd_psgd'].gradients(5)
+  found = in_turns(programs)
+  for name, goal in (('dcd_psgd', '<= 1.6'), ('ecd_psgd', '<= 1.8')):
+    ratio = found[name] / found['gradients']
+    yield Row('mlp', f'MLP 784-256-10, n = 64: {name} step / gradients', ratio, goal)
+  yield Row('mlp', 'MLP, n = 64: compile dcd_psgd', runs['dcd_psgd'].compile_seconds, unit=' s')
+
+
+def workers() -> Iterator[Row]:
+  """What a worker costs when there are many."""
+  for what, make, few, many in (
+    ('MLP', mlp_task, 40, 2),
+    ('logistic regression', lambda n: tasks.logistic_regression(32 * n, 123), 4000, 200),
+  ):
+    programs = {
+      'few': Training(make(8), 8, 16, quantized()).steps(few),
+      'many': Training(make(256), 256, 16, quantized()).steps(many),
+    }
+    found = in_turns(programs)
+    ratio = (found['many'] / many / 256) / (found['few'] / few / 8)
+    yield Row('workers', f'{what}: cost per worker, n = 256 / n = 8', ratio, '<= 1.3')
+  training = Training(tasks.logistic_regression(32 * 1024, 123), 1024, 16, quantized())
+  seconds = in_turns({'step': training.steps(100)})['step']
+  yield Row('workers', 'logistic regression, n = 1024', 100 / seconds, unit=' steps/s')
+
+
+def by_hand(n: int, batch_size: int, steps: int) -> Callable[[], Any]:
+  """DCD with 8 bits for logistic regression, written out for stacked workers: the reference."""
+  train = {k: jnp.asarray(v) for k, v in tasks.logistic_regression(64 * n, 123).train.items()}
+  inputs = train['input'].reshape(n, 64, 123)
+  signs = (2 * train['label'] - 1).astype(jnp.float32).reshape(n, 64)
+  rows = jnp.arange(n)[:, None]
+
+  def step(carry: Any, key: jax.Array) -> Any:
+    x, mixed = carry
+    pick, dither = jax.random.split(key)
+    chosen = jax.random.randint(pick, (n, batch_size), 0, 64)
+    a, b = inputs[rows, chosen], signs[rows, chosen]
+    weight = -b * jax.nn.sigmoid(-b * jnp.einsum('nbd,nd->nb', a, x)) / batch_size
+    gradient = jnp.einsum('nb,nbd->nd', weight, a) + 0.01 * x
+    z = mixed - 0.01 * gradient - x
+    scale = jnp.abs(z).max(1, keepdims=True) / 127 + 1e-30
+    message = jnp.floor(z / scale + jax.random.uniform(dither, z.shape)) * scale
+    spread = (message + jnp.roll(message, 1, 0) + jnp.roll(message, -1, 0)) / 3
+    return (x + message, mixed + spread), None
+
+  @jax.jit
+  def run(carry: Any) -> Any:
+    return jax.lax.scan(step, carry, jax.random.split(jax.random.key(0), steps))[0]
+
+  return lambda: run((jnp.zeros((n, 123)), jnp.zeros((n, 123))))
+
+
+def small() -> Iterator[Row]:
+  """Small problems through `decomp.train`, with a row of metrics every 1,000 steps."""
+  for n, batch_size in ((8, 1), (64, 8)):
+    steps = 1000 if settings.SMOKE.value else 10_000
+    task = tasks.logistic_regression(64 * n, 123)
+    rates = []
+    hand = []
+    for _ in range(1 if settings.SMOKE.value else 3):
+      history = decomp.train(
+        task, quantized(), topology.ring(n), steps, batch_size, eval_every=1000, progress=False
+      )
+      rates.append(history.steps_per_second)
+      hand.append(steps / in_turns({'by hand': by_hand(n, batch_size, steps)})['by hand'])
+    what = f'logistic regression, n = {n}, d = 123, b = {batch_size}: '
+    ratio = float(np.median(rates) / np.median(hand))
+    yield Row('small', what + 'train / a loop by hand', ratio, '>= 0.6')
+    yield Row('small', what + 'train', float(np.median(rates)), unit=' steps/s')
+
+
+def memory() -> Iterator[Row]:
+  """Bytes of the compiled step, in copies of the model for each worker."""
+  n = 16
+  for name in ('d_psgd', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'):
+    options = {'consensus_rate': 0.2} if name == 'choco_sgd' else {}
+    parts = [] if name == 'd_psgd' else [compressors.stochastic_quantizer(8)]
+    algorithm = getattr(algorithms, name)(optax.sgd(0.1), *parts, **options)
+    training = Training(mlp_task(n), n, 16, algorithm)
+    used = training.run._chunk.memory_analysis()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(training.run._params))
+    inside = used.temp_size_in_bytes + used.alias_size_in_bytes
+    yield Row('memory', f'MLP, n = {n}: {name}, model copies per worker', inside / size / n)
+
+
+def start() -> Iterator[Row]:
+  """How long it takes until something happens."""
+  root = Path(__file__).parents[1]
+  commands = {
+    'import decomp': [sys.executable, '-c', 'import decomp'],
+    'train --help': [sys.executable, '-m', 'experiments.train', '--help'],
+  }
+  found = in_turns(
+    {
+      name: functools.partial(subprocess.run, command, cwd=root, capture_output=True, check=False)
+      for name, command in commands.items()
+    }
+  )
+  yield Row('start', 'import decomp', found['import decomp'], '<= 1.5', ' s')
+  yield Row('start', 'experiments.train --help', found['train --help'], unit=' s')
+
+
+def print_table(rows: Sequence[Row]) -> None:
+  """Prints rows as a table."""
+  table = Table(
+    title=f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}'
+  )
+  for column in ('what', 'measured', 'goal', ''):
+    table.add_column(column, justify='right' if column == 'measured' else 'left')
+  for row in rows:
+    mark = {True: 'met', False: 'missed', None: ''}[row.met]
+    table.add_row(row.what, f'{row.value:.3g}{row.unit}', row.goal, mark)
+  console = Console()
+  console.width = console.width if console.is_terminal else 140
+  console.print(table)
+
+
+if __name__ == '__main__':
+  app.run(main)
