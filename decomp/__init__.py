@@ -48,6 +48,7 @@ _MODULES = (
   'schedules',
   'spec',
   'tasks',
+  'theory',
 )
 
 if TYPE_CHECKING:

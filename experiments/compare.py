@@ -65,6 +65,7 @@ def compare(
     output.Folder(path).write_config(algorithm=ALGORITHM.value)
   histories = {}
   for number, algorithm in enumerate(chosen, start=1):
+    output.say_verdict(setup, algorithm)
     folder = output.Folder(path / output.slug(algorithm.name))
     history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
     outcome = history.diverged or f'{algorithm.name}: {_last_metrics(history)}'

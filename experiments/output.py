@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from decomp import processes
+import jax
+
+import decomp
+from decomp import processes, theory
 from experiments import settings
 
 Writer = Callable[[Mapping[str, Any]], None]
@@ -63,6 +66,15 @@ def say(text: str) -> None:
   """Prints, in the first process."""
   if processes.is_first():
     print(text, flush=True)
+
+
+def say_verdict(setup: settings.Setup, algorithm: decomp.Algorithm) -> None:
+  """Prints what to expect of a run, from shapes alone: about a second, whatever the model."""
+  if settings.SMOKE.value:
+    return
+  shapes, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
+  found = theory.preflight(algorithm, setup.topology, shapes, steps=setup.steps)
+  say(('' if found.is_good else 'warning: ') + found.headline)
 
 
 def choose_folder(name: str) -> Path:

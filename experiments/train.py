@@ -42,6 +42,7 @@ def run() -> None:
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     folder = output.Folder(output.choose_folder(name))
     output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}')
+    output.say_verdict(setup, algorithm)
     history = settings.run(setup, algorithm, folder)
   if processes.is_first():
     figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
