@@ -27,6 +27,8 @@ class Network(Protocol):
   """This worker's number, 0 to n - 1."""
   round: jax.Array
   """The number of the current step, from 0; the same for all workers."""
+  packs: bool
+  """Whether messages travel as bytes, or are only simulated."""
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = ...) -> PyTree:
     """Sends `payload` to the neighbours; returns sum_j W_ij decode(payload_j), own one included."""

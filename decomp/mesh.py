@@ -94,6 +94,8 @@ def _route(matrix: np.ndarray, num_devices: int) -> Route:
 class MeshNetwork:
   """What one of the workers of a device sees: see `decomp.base.Network`."""
 
+  packs = True
+
   def __init__(self, routes: list[Route], num_workers: int, index: jax.Array, round: jax.Array):
     self.index = index
     self.round = round

@@ -84,6 +84,8 @@ def _sparse(topology: Topology) -> Mixer:
 class Network:
   """What one of the stacked workers sees: see `decomp.base.Network`."""
 
+  packs = False
+
   def __init__(self, mixer: Mixer, weights: PyTree, index: jax.Array, round: jax.Array):
     self.index = index
     self.round = round
@@ -121,6 +123,8 @@ def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]
 
 class Meter:
   """A network that only counts the bytes of what a step sends."""
+
+  packs = False
 
   def __init__(self, topology: Topology):
     self.index = self.round = jnp.zeros((), jnp.int32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from decomp import keys
-from decomp.base import Compressor, Info, PyTree
+from decomp.base import Compressor, Info, Network, PyTree
 
 
 class Message(NamedTuple):
@@ -30,33 +30,44 @@ class Message(NamedTuple):
   info: Info
 
 
-def compress(compressor: Compressor, key: jax.Array, tree: PyTree) -> Message:
-  """Encodes every leaf with a key of its own, and decodes it again."""
+def compress(
+  compressor: Compressor, key: jax.Array, tree: PyTree, net: Network | None = None
+) -> Message:
+  """Encodes every leaf with a key of its own, and decodes it again.
+
+  Args:
+    compressor: for every leaf.
+    key: this worker's, of this step.
+    tree: z.
+    net: where the message goes; None if it is not sent.
+  """
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
   leaf_keys = keys.fold_in(key, jnp.arange(len(leaves)))
   own = [compressor.encode(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
+  on_a_wire = net is not None and net.packs
+
+  def decode_leaves(payload: list[PyTree]) -> list[jax.Array]:
+    return [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
 
   def decode(payload: list[PyTree]) -> PyTree:
     if payload is own:  # so that a payload nobody sends is not even made
       return value
-    values = [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
-    return jax.tree.unflatten(treedef, values)
+    return jax.tree.unflatten(treedef, decode_leaves(payload))
 
-  def roundtrip(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
-    if compressor.roundtrip is None:
-      return [compressor.decode(p, like) for p, like in zip(own, shapes, strict=True)]
-    return [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
+  def roundtrip(leaf_keys: jax.Array, leaves: list[jax.Array]) -> tuple[list[jax.Array], Info]:
+    if compressor.roundtrip is None or on_a_wire:
+      values = decode_leaves(own)
+    else:
+      values = [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
+    return values, _info(compressor, leaves, values)
 
-  value = jax.tree.unflatten(treedef, _once(roundtrip, leaf_keys, leaves))
-  return Message(own, decode, value, _info(compressor, tree, value))
+  values, info = _once(roundtrip, leaf_keys, leaves)
+  value = jax.tree.unflatten(treedef, values)
+  return Message(own, decode, value, info)
 
 
-def _once(
-  function: Callable[[jax.Array, list[jax.Array]], list[jax.Array]],
-  leaf_keys: jax.Array,
-  leaves: list[jax.Array],
-) -> list[jax.Array]:
+def _once(function: Callable[..., PyTree], leaf_keys: jax.Array, leaves: list[jax.Array]) -> PyTree:
   """function(leaf_keys, leaves), with `leaves` and the result each written to memory once.
 
   A compiler that fuses everything into one loop computes the message, random numbers included, anew
@@ -66,7 +77,7 @@ def _once(
   if jax.default_backend() != 'cpu':
     return jax.lax.optimization_barrier(function(leaf_keys, jax.lax.optimization_barrier(leaves)))
   holds = _holds(jax.random.key_data(leaf_keys))
-  zeros = optax.tree.zeros_like(leaves)
+  zeros = optax.tree.zeros_like(jax.eval_shape(function, leaf_keys, leaves))
   return jax.lax.cond(holds, function, lambda *_: zeros, leaf_keys, leaves)
 
 

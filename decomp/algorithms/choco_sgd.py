@@ -86,7 +86,7 @@ def choco_sgd(
   ) -> tuple[ChocoState, Info]:
     updates, opt_state = local_update(optimizer, grads, state)
     half = optax.tree.add(state.params, updates)
-    message = tree.compress(compressor, key, optax.tree.sub(half, state.estimate))
+    message = tree.compress(compressor, key, optax.tree.sub(half, state.estimate), net)
     estimate = optax.tree.add(state.estimate, message.value)
     mixed = optax.tree.add(state.mixed, net.mix(message.payload, message.decode))
     params = tree.add_scaled(half, consensus_rate, optax.tree.sub(mixed, estimate))

@@ -54,7 +54,7 @@ def compressed_allreduce(
   def step(
     key: jax.Array, grads: PyTree, state: AllReduceState, net: Network
   ) -> tuple[AllReduceState, Info]:
-    message = tree.compress(compressor, key, grads)
+    message = tree.compress(compressor, key, grads, net)
     average = net.mean(message.payload, message.decode)
     updates, opt_state = local_update(optimizer, average, state)
     return AllReduceState(optax.tree.add(state.params, updates), opt_state), message.info

@@ -87,7 +87,7 @@ def dcd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   def step(key: jax.Array, grads: PyTree, state: DCDState, net: Network) -> tuple[DCDState, Info]:
     updates, opt_state = local_update(optimizer, grads, state)
     difference = optax.tree.sub(optax.tree.add(state.mixed, updates), state.params)
-    message = tree.compress(compressor, key, difference)
+    message = tree.compress(compressor, key, difference, net)
     params = optax.tree.add(state.params, message.value)
     mixed = optax.tree.add(state.mixed, net.mix(message.payload, message.decode))
     return DCDState(params, mixed, opt_state), message.info

@@ -95,7 +95,7 @@ def ecd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
     updates, opt_state = local_update(optimizer, grads, state)
     params = optax.tree.add(state.mixed, updates)
     moved = optax.tree.sub(params, state.params)
-    message = tree.compress(compressor, key, tree.add_scaled(state.params, t / 2, moved))
+    message = tree.compress(compressor, key, tree.add_scaled(state.params, t / 2, moved), net)
     received = net.mix(message.payload, message.decode)
     mixed = tree.add_scaled(state.mixed, 2 / t, optax.tree.sub(received, state.mixed))
     return ECDState(params, mixed, opt_state), message.info

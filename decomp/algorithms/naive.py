@@ -53,7 +53,7 @@ def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Al
     key: jax.Array, grads: PyTree, state: DPSGDState, net: Network
   ) -> tuple[DPSGDState, Info]:
     updates, opt_state = local_update(optimizer, grads, state)
-    message = tree.compress(compressor, key, state.params)
+    message = tree.compress(compressor, key, state.params, net)
     params = optax.tree.add(net.mix(message.payload, message.decode), updates)
     return DPSGDState(params, opt_state), message.info
 
