@@ -4,7 +4,7 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install test lint demo clean
+.PHONY: install test lint demo benchmark clean
 .DELETE_ON_ERROR:
 
 install: $(READY)
@@ -26,6 +26,9 @@ lint: $(READY)
 
 demo: $(READY)
 	$(BIN)/python -m experiments.compare --flagfile=experiments/flags/demo.flags
+
+benchmark: $(READY)
+	$(BIN)/python -m experiments.benchmark
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache runs

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_every_snippet_runs(capsys):
   snippets = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
-  assert len(snippets) == 5
+  assert len(snippets) == 6
   names = {}
   # What a reader would have: none of the test suite's strictness.
   with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
@@ -22,6 +22,7 @@ def test_every_snippet_runs(capsys):
   out = capsys.readouterr().out
   assert '2008' not in out  # four bits, not eight
   assert '1008' in out
+  assert 'likely' in out
   assert 'from_graph(10 nodes): 10 workers, degree 3' in out
   assert names['sim'].algorithm.name == 'every_other_step'
 
