@@ -186,13 +186,13 @@ def sweep(
   data = jax.tree.map(jnp.asarray, Data(dict(task.train), *batched_tests(task, worker_examples)))
   groups = _groups(len(points), members_at_once or len(points))
   program = _Program(steps_of, data)
-  used, most = program.compile(members(groups[0])), _MEMORY * _memory_of_the_device()
-  if members_at_once is None and used > most:
-    groups = _groups(len(points), max(1, int(len(points) * most / used)))
-    program.compile(members(groups[0]))
   bytes_per_step = simulate(algorithms[0], topology).bytes_per_step(params)
   histories: list[History] = []
   with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
+    used, most = program.compile(members(groups[0])), _MEMORY * _memory_of_the_device()
+    if members_at_once is None and used > most:
+      groups = _groups(len(points), max(1, int(len(points) * most / used)))
+      program.compile(members(groups[0]))
     bar.start_at(0)
     for group in groups:
       runs = [
