@@ -27,6 +27,7 @@ __all__ = [
   'algorithms',
   'compressors',
   'simulate',
+  'sweep',
   'topology',
   'train',
   'wire',
@@ -36,7 +37,13 @@ __version__ = '0.1.0'
 
 # What needs flax and data libraries is loaded when it is first asked for, to keep `import decomp`
 # quick and the core usable without them.
-_LATER = {'History': 'training', 'Task': 'tasks', 'train': 'training'}
+_LATER = {
+  'History': 'training',
+  'Sweep': 'sweeping',
+  'Task': 'tasks',
+  'sweep': 'sweeping',
+  'train': 'training',
+}
 _MODULES = (
   'checkpoint',
   'cost',
@@ -52,6 +59,8 @@ _MODULES = (
 )
 
 if TYPE_CHECKING:
+  from decomp.sweeping import Sweep as Sweep
+  from decomp.sweeping import sweep
   from decomp.tasks import Task as Task
   from decomp.training import History as History
   from decomp.training import train

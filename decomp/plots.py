@@ -140,3 +140,63 @@ def winner_map(times: WinnerMap, baseline: str, ax: Any = None) -> Any:
   shown = [Patch(color=f'C{k}', alpha=0.65, label=times.names[k]) for k in np.unique(times.winner)]
   ax.legend(handles=shown, fontsize=7, loc='upper center', bbox_to_anchor=(0.5, -0.14))
   return ax
+
+
+def heat_map(
+  rows: Sequence[Mapping[str, Any]], x: str, y: str | None = None, ax: Any = None
+) -> Any:
+  """The mean of a metric over seeds, a cell for each pair of settings.
+
+  Of several settings in one cell, which differ in a third number, the best is shown; cells where
+  seeds diverged say how many.
+
+  Args:
+    rows: of one table of `decomp.Sweep`.
+    x: the grid along the horizontal axis.
+    y: the grid along the vertical axis; None if there is only one.
+    ax: matplotlib axes.
+  """
+  import numpy as np
+  from matplotlib.colors import LogNorm, Normalize
+
+  ax = ax or _axes()
+  percent = rows[0]['metric'].endswith('accuracy')
+  columns = [*dict.fromkeys(row[x] for row in rows)]
+  lines = [*dict.fromkeys(row[y] for row in rows)] if y else [0.0]
+  shown: dict[tuple[int, int], Mapping[str, Any]] = {}
+  for row in sorted(rows, key=lambda row: _rank(row, percent), reverse=True):
+    shown[lines.index(row[y]) if y else 0, columns.index(row[x])] = row
+  means = np.full((len(lines), len(columns)), math.nan)
+  for place, row in shown.items():
+    means[place] = math.nan if row['diverged'] else row['mean']
+  finite = means[np.isfinite(means)]
+  scale = Normalize if percent or not np.all(finite > 0) else LogNorm
+  colors = 'viridis' if percent else 'viridis_r'
+  image = ax.imshow(means, cmap=colors, norm=scale() if len(finite) else None, aspect='auto')
+  for (line, column), row in shown.items():
+    lost = f'{row["diverged"]} of {row["seeds"]}\ndiverged'
+    ax.annotate(
+      lost if row['diverged'] else _mean_and_spread(row, percent),
+      (column, line),
+      ha='center',
+      va='center',
+      fontsize=8,
+      bbox={'facecolor': 'white', 'alpha': 0.7, 'linewidth': 0},
+    )
+  ax.set_xticks(range(len(columns)), [f'{value:g}' for value in columns])
+  ax.set_yticks(range(len(lines)), [f'{value:g}' for value in lines] if y else [''])
+  ax.set(xlabel=x.replace('_', ' '), ylabel=(y or '').replace('_', ' '))
+  if len(finite):
+    ax.figure.colorbar(image, ax=ax, label=rows[0]['metric'].replace('_', ' '))
+  return ax
+
+
+def _rank(row: Mapping[str, Any], percent: bool) -> tuple[int, float]:
+  """Smaller is better."""
+  return row['diverged'], (-row['mean'] if percent else row['mean'])
+
+
+def _mean_and_spread(row: Mapping[str, Any], percent: bool) -> str:
+  if percent:
+    return f'{100 * row["mean"]:.1f}\n± {100 * row["std"]:.1f} %'
+  return f'{row["mean"]:.3g}\n± {row["std"]:.1g}'

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.custom_batching import sequential_vmap
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from decomp import mapping as mappings
 from decomp import metrics
@@ -98,34 +99,34 @@ class Run:
     mapping: str,
     worker_examples: int,
   ):
-    self.task, self.sim, self.sampling = task, sim, sampling
-    self._num_workers = sim.topology.num_workers
-    self._seed = seed
-    # As NumPy arrays they may enter a program that runs in several processes.
-    self._params, self._model_state = jax.device_get(jax.jit(task.init)(self._key(0)))
+    self.task, self.sim, self.sampling, self._seed = task, sim, sampling, seed
+    self._params, self._model_state = begin = initial(task, seed)
     self.bytes_per_step = sim.bytes_per_step(self._params)
-    self._mapping = self._choose(mapping)
-    mesh = sim.mesh or (mappings.local_mesh() if self._mapping == 'devices' else None)
-    self._mesh = mesh
-    self._gradients = mappings.lift(self._worker_gradient, self._mapping, mesh)
+    n = sim.topology.num_workers
+    if mapping == 'devices' and not sim.mesh and n % jax.local_device_count():
+      raise ValueError(
+        f"mapping='devices': {n} workers cannot be split over {jax.local_device_count()} devices "
+        "evenly; use 'scan' or 'auto'"
+      )
+    if mapping == 'auto':
+      mapping = choose_mapping(task, begin, n, sampling.batch_size)
+    mesh = sim.mesh or (mappings.local_mesh() if mapping == 'devices' else None)
+    self.steps = Steps(task, sim, sampling, mapping, mesh)
     everywhere: Any = NamedSharding(mesh, PartitionSpec()) if mesh else None
     split: Any = NamedSharding(mesh, PartitionSpec('worker')) if mesh else None
-    # A worker that is dealt other examples every epoch needs access to all of them.
-    self._own_examples = sim.mesh is not None and not sampling.reshuffle
-    if self._own_examples:
+    if self.steps.own_examples:
       train = {name: _of_workers(x, sampling.shards, split) for name, x in task.train.items()}
     else:
       train = {name: _place(x, everywhere) for name, x in task.train.items()}
-    some = {name: x[:worker_examples] for name, x in task.test.items()}
-    tests = (_Batched.of(examples, size=100) for examples in (task.test, some))
-    self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tuple(tests)))
-    begin = (self._params, self._model_state)
-    carry = _shardings(jax.eval_shape(self._start, *begin), everywhere, split) if mesh else None
-    self._started = jax.jit(self._start, out_shardings=carry)
-    self._chunk: Any = jax.jit(self._steps, donate_argnums=0, out_shardings=carry)
-    self._measured = jax.jit(self._measure, out_shardings=everywhere)
+    tests = batched_tests(task, worker_examples)
+    self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tests))
+    start = self.steps.start
+    carry = _shardings(jax.eval_shape(start, *begin), everywhere, split) if mesh else None
+    self._started = jax.jit(start, out_shardings=carry)
+    self._chunk: Any = jax.jit(self._advance, donate_argnums=0, out_shardings=carry)
+    self._measured = jax.jit(self.steps.measure, out_shardings=everywhere)
     self.outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
-    self.reset = jax.jit(self._reset, donate_argnums=0, out_shardings=carry)
+    self.reset = jax.jit(reset, donate_argnums=0, out_shardings=carry)
 
   def compile(self, carry: Carry) -> None:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
@@ -140,48 +141,61 @@ class Run:
     """The metrics of a row that come from the device."""
     return {name: float(value) for name, value in self._measured(carry, self._data).items()}
 
-  def _key(self, number: int) -> jax.Array:
-    return jax.random.split(jax.random.key(self._seed), 4)[number]
-
   def start(self) -> Carry:
     """The carry before the first step."""
     return self._started(self._params, self._model_state)
 
-  def _start(self, params: PyTree, model_state: PyTree) -> Carry:
-    n = self._num_workers
-    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), model_state)
-    state = self.sim.init(params)
-    nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
-    return Carry(state, model_state, _no_totals(n), *nothing)
-
-  def _reset(self, carry: Carry) -> Carry:
-    """The carry with sums over no steps, after a row."""
-    return carry._replace(totals=_no_totals(self._num_workers))
-
-  def _steps(
+  def _advance(
     self, carry: Carry, until: jax.Array, row_at: jax.Array, limit: jax.Array, data: Data
   ) -> Carry:
-    keys = [self._key(number) for number in (1, 2, 3)]
+    keys = step_keys(self._seed)
     watch = self.sim.mesh is None
 
     def going(carry: Carry) -> jax.Array:
       return (carry.state.round < until) & (~carry.failed.any() if watch else True)
 
     def step(carry: Carry) -> Carry:
-      return self._step(keys, row_at, limit, data.train, carry)
+      return self.steps.step(keys, row_at, limit, data.train, carry)
 
     return jax.lax.while_loop(going, step, carry)
 
-  def _step(
-    self, keys: list[jax.Array], row_at: jax.Array, limit: jax.Array, train: PyTree, carry: Carry
+
+class Steps:
+  """One run's arithmetic, as pure functions of arrays: `start`, `step` and `measure`.
+
+  Nothing here asks for the value of the algorithm's numbers, of keys or shards, so that `vmap` can
+  make many runs of it, see `decomp.sweep`.
+  """
+
+  def __init__(
+    self, task: Task, sim: Simulation, sampling: Sampling, mapping: str, mesh: Mesh | None = None
+  ):
+    self.task, self.sim, self.sampling = task, sim, sampling
+    self._mapping, self._mesh = mapping, mesh
+    self._num_workers = sim.topology.num_workers
+    self.gradients = self._in_turn(mappings.lift(self._worker_gradient, mapping, mesh))
+    # A worker that is dealt other examples every epoch needs access to all of them.
+    self.own_examples = sim.mesh is not None and not sampling.reshuffle
+
+  def start(self, params: PyTree, model_state: PyTree) -> Carry:
+    """The carry before the first step."""
+    n = self._num_workers
+    model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), model_state)
+    state = self.sim.init(params)
+    nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
+    return Carry(state, model_state, _no_totals(n), *nothing)
+
+  def step(
+    self, keys: jax.Array, row_at: jax.Array, limit: jax.Array, train: PyTree, carry: Carry
   ) -> Carry:
+    """One step of all workers, its losses compared with `limit`; see `step_keys` for keys."""
     data_key, loss_key, step_key = keys
     step, workers = carry.state.round, jnp.arange(self._num_workers)
-    chosen = jax.vmap(lambda worker: self._sample(data_key, step, worker))(workers)
-    batch = self._pick(train, chosen)
+    chosen = jax.vmap(lambda worker: self.sample(data_key, step, worker))(workers)
+    batch = self.pick(train, chosen)
     loss_keys = fold_in(fold_in(loss_key, step), workers)
     state = carry.state
-    losses, grads, model_state = self._gradients(state.params, carry.model_state, batch, loss_keys)
+    losses, grads, model_state = self.gradients(state.params, carry.model_state, batch, loss_keys)
     state, info = self.sim.step(step_key, grads, state)
     losses = losses.astype(jnp.float32)
     before = carry.totals
@@ -206,18 +220,19 @@ class Run:
       jnp.where(bad, state.round, carry.failed),
     )
 
-  def _sample(self, key: jax.Array, step: jax.Array, worker: jax.Array) -> jax.Array:
+  def sample(self, key: jax.Array, step: jax.Array, worker: jax.Array) -> jax.Array:
     """The positions of a batch in the dataset, or among the worker's own examples."""
     shards, batch_size, reshuffle, replacement = self.sampling
-    if self._own_examples:
+    if self.own_examples:
       places = np.broadcast_to(np.arange(shards.indices.shape[1]), shards.indices.shape)
       shards = shards._replace(indices=places)
     return batches.sample(
       key, step, worker, shards, batch_size, reshuffle=reshuffle, replacement=replacement
     )
 
-  def _pick(self, train: PyTree, chosen: jax.Array) -> PyTree:
-    if not self._own_examples:
+  def pick(self, train: PyTree, chosen: jax.Array) -> PyTree:
+    """The examples at these positions."""
+    if not self.own_examples:
       return jax.tree.map(lambda x: x[chosen], train)
     pick = mappings.lift(lambda own, rows: jax.tree.map(lambda x: x[rows], own), 'vmap', self._mesh)
     return pick(train, chosen)
@@ -229,37 +244,10 @@ class Run:
     (loss, model_state), grads = gradient(params, model_state, batch, key)
     return loss, grads, model_state
 
-  def _choose(self, mapping: str) -> str:
-    n, batch_size = self._num_workers, self.sampling.batch_size
-    if mapping == 'devices' and not self.sim.mesh and n % jax.local_device_count():
-      raise ValueError(
-        f"mapping='devices': {n} workers cannot be split over {jax.local_device_count()} devices "
-        "evenly; use 'scan' or 'auto'"
-      )
-    if mapping != 'auto':
-      return mapping
-
-    def shapes(key: jax.Array) -> PyTree:
-      params, model_state = jax.tree.map(
-        lambda x: jnp.zeros((n, *x.shape), x.dtype), (self._params, self._model_state)
-      )
-      batch = {
-        name: jnp.zeros((n, batch_size, *x.shape[1:]), x.dtype)
-        for name, x in self.task.train.items()
-      }
-      return params, model_state, batch, jax.random.split(key, n)
-
-    return mappings.choose(self._worker_gradient, *jax.eval_shape(shapes, jax.random.key(0)))
-
-  def _measure(self, carry: Carry, data: Data) -> dict[str, jax.Array]:
+  def measure(self, carry: Carry, data: Data) -> dict[str, jax.Array]:
+    """The metrics of a row that come from the device."""
     params, model_state = carry.state.params, carry.model_state
-    mean = metrics.mean_over_workers((params, model_state))
-    average = data.test.mean(functools.partial(self.task.evaluate, *mean))
-    each = mappings.lift(
-      lambda p, s: data.worker_test.mean(functools.partial(self.task.evaluate, p, s)),
-      self._mapping,
-      self._mesh,
-    )(params, model_state)
+    average, each = self._in_turn(self._evaluate)(params, model_state, data.test, data.worker_test)
     totals = carry.totals
     steps = jnp.maximum(totals.steps, 1).astype(jnp.float32)
     return {
@@ -271,6 +259,69 @@ class Run:
       'compression_error': totals.compression_error.mean() / steps,
       'clipped': totals.clipped.mean() / steps,
     }
+
+  def _evaluate(
+    self, params: PyTree, model_state: PyTree, test: _Batched, worker_test: _Batched
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Metrics of the mean model, and of each worker, [n]."""
+    mean = metrics.mean_over_workers((params, model_state))
+    each = mappings.lift(
+      lambda p, s: worker_test.mean(functools.partial(self.task.evaluate, p, s)),
+      self._mapping,
+      self._mesh,
+    )
+    average = test.mean(functools.partial(self.task.evaluate, *mean))
+    return average, each(params, model_state)
+
+  def _in_turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where workers are scanned, so are the runs of a sweep: `vmap` would undo the scan's gain."""
+    return sequential_vmap(function) if self._mapping == 'scan' else function
+
+
+def initial(task: Task, seed: int) -> tuple[PyTree, PyTree]:
+  """The parameters and model state a run begins with, in NumPy.
+
+  As such they may enter a program that runs in several processes.
+  """
+  return jax.device_get(jax.jit(task.init)(_keys(seed)[0]))
+
+
+def step_keys(seed: Any) -> jax.Array:
+  """The keys of batches, losses and the algorithm; each step folds its number in."""
+  return _keys(seed)[1:]
+
+
+def _keys(seed: Any) -> jax.Array:
+  return jax.random.split(jax.random.key(seed), 4)
+
+
+def choose_mapping(
+  task: Task, start: PyTree, num_workers: int, batch_size: int, num_devices: int | None = None
+) -> str:
+  """The fastest mapping for the gradients of the task, whose `start` is `initial`'s."""
+
+  def shapes(key: jax.Array) -> PyTree:
+    params, model_state = jax.tree.map(lambda x: jnp.zeros((num_workers, *x.shape), x.dtype), start)
+    batch = {
+      name: jnp.zeros((num_workers, batch_size, *x.shape[1:]), x.dtype)
+      for name, x in task.train.items()
+    }
+    return params, model_state, batch, jax.random.split(key, num_workers)
+
+  gradient = jax.grad(task.loss, has_aux=True)
+  examples = jax.eval_shape(shapes, jax.random.key(0))
+  return mappings.choose(gradient, *examples, num_devices=num_devices)
+
+
+def batched_tests(task: Task, worker_examples: int) -> tuple[_Batched, _Batched]:
+  """The test examples for the mean model, and the first few of them for single workers."""
+  some = {name: x[:worker_examples] for name, x in task.test.items()}
+  return _Batched.of(task.test, size=100), _Batched.of(some, size=100)
+
+
+def reset(carry: Carry) -> Carry:
+  """The carry with sums over no steps, after a row."""
+  return carry._replace(totals=_no_totals(len(carry.losses)))
 
 
 class _Batched(NamedTuple):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from decomp import algorithms, compressors, data, models, tasks, topology
 from decomp.run import Run, Sampling
 from experiments import output, settings
 
-GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'start')
+GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
 ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
 REPEATS = flags.DEFINE_integer('repeats', 7, 'Turns of each program; the median counts.', 1)
 flags.adopt_module_key_flags(settings)
@@ -90,6 +91,7 @@ def measure(groups: Sequence[str]) -> Iterator[Row]:
     'workers': workers,
     'small': small,
     'memory': memory,
+    'sweep': sweep,
     'start': start,
   }
   for group in GROUPS:
@@ -167,10 +169,10 @@ class Training:
 
     def step(number: jax.Array, params: Any) -> Any:
       everyone = jnp.arange(self.n)
-      chosen = jax.vmap(lambda w: self.run._sample(keys[0], number, w))(everyone)
+      chosen = jax.vmap(lambda w: self.run.steps.sample(keys[0], number, w))(everyone)
       losses = jax.vmap(lambda w: jax.random.fold_in(keys[1], w))(everyone)
-      batch = self.run._pick(train, chosen)
-      _, grads, _ = self.run._gradients(params, carry.model_state, batch, losses)
+      batch = self.run.steps.pick(train, chosen)
+      _, grads, _ = self.run.steps.gradients(params, carry.model_state, batch, losses)
       return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
 
     return loop(step, carry.state.params, count)
@@ -389,6 +391,38 @@ def memory() -> Iterator[Row]:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(training.run._params))
     inside = used.temp_size_in_bytes + used.alias_size_in_bytes
     yield Row('memory', f'MLP, n = {n}: {name}, model copies per worker', inside / size / n)
+
+
+def sweep() -> Iterator[Row]:
+  """32 settings of a small problem in one program, against one run after another."""
+  rates, seeds = np.geomspace(0.01, 0.1, 8).tolist(), range(4)
+  task, ring = tasks.logistic_regression(64 * 8, 123), topology.ring(8)
+  options: dict[str, Any] = {'steps': 1000, 'batch_size': 8, 'eval_every': 500, 'progress': False}
+  if settings.SMOKE.value:
+    rates, seeds, options['steps'] = rates[:2], range(1), 10
+
+  def make(learning_rate: Any) -> decomp.Algorithm:
+    return algorithms.dcd_psgd(optax.sgd(learning_rate), compressors.stochastic_quantizer(8))
+
+  def at_once() -> list[decomp.History]:
+    return decomp.sweep(task, make, ring, seeds=seeds, learning_rate=rates, **options).histories
+
+  def in_turn() -> list[decomp.History]:
+    each = itertools.product(rates, seeds)
+    return [decomp.train(task, make(rate), ring, seed=seed, **options) for rate, seed in each]
+
+  whole, stepping = {}, {}
+  for name, program in {'at once': at_once, 'in turn': in_turn}.items():
+    began = time.perf_counter()
+    histories = program()
+    whole[name] = time.perf_counter() - began
+    stepping[name] = sum(history[-1]['seconds'] for history in histories)
+  what = f'logistic regression, n = 8, d = 123, {options["steps"]} steps, {len(histories)} runs: '
+  ratio = whole['at once'] / whole['in turn']
+  yield Row('sweep', what + 'sweep / train, compilation included', ratio, '<= 0.25')
+  ratio = stepping['at once'] / stepping['in turn']
+  yield Row('sweep', what + 'sweep / train, steps alone', ratio)
+  yield Row('sweep', what + 'sweep', whole['at once'], unit=' s')
 
 
 def start() -> Iterator[Row]:

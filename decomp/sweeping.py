@@ -1,0 +1,509 @@
+"""Many runs as one program: seeds × learning rates × consensus rates × any number of an algorithm.
+
+The runs, its members, differ in numbers only, so that `vmap` makes one compiled loop of them. All
+share the number of the step: what depends on it alone (which graph, whether a row is due) is
+decided once for all. A member whose loss fails makes the loop pause for its last row, and goes on
+unheeded; no operation mixes members, so the others don't notice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from decomp.base import Algorithm, PyTree
+from decomp.data.partition import Partition
+from decomp.progress import Progress
+from decomp.run import (
+  Carry,
+  Data,
+  Sampling,
+  Steps,
+  Totals,
+  batched_tests,
+  choose_mapping,
+  initial,
+  reset,
+  step_keys,
+)
+from decomp.simulate import State, simulate
+from decomp.tasks import Task
+from decomp.topology import Topology
+from decomp.training import EXPLODED, History, Row, _check_positive, _divide
+
+Point = dict[str, Any]
+"""The numbers that a member was made with, and its 'seed'."""
+
+# What of a carry is one for all members (None), and what has their axis in front.
+_AXES: Any = Carry(State(None, 0), 0, Totals(None, 0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
+
+_MEMORY = 0.5
+"""The part of the memory that members may fill together."""
+
+
+class Sweep(NamedTuple):
+  """The runs of a sweep.
+
+  Attributes:
+    points: what each was made with; the seed varies fastest.
+    histories: their rows, as `decomp.train` returns them.
+  """
+
+  points: list[Point]
+  histories: list[History]
+
+  def table(self, metric: str | None = None) -> list[Row]:
+    """A row for each setting, over its seeds: 'mean' and 'std' of the last value of a metric.
+
+    Args:
+      metric: a column of the histories; None for the first there is of test_suboptimality,
+        test_accuracy and test_loss.
+
+    Returns:
+      Rows with the setting, 'metric', 'mean', 'std' (of those that did not diverge; NaN if there
+      are none), 'seeds' and 'diverged', their numbers.
+    """
+    metric = metric or self._metric
+    settings: dict[tuple[Any, ...], list[float]] = {}
+    for point, history in zip(self.points, self.histories, strict=True):
+      values = tuple((name, value) for name, value in point.items() if name != 'seed')
+      last = history[-1].get(metric, math.nan)
+      settings.setdefault(values, []).append(math.nan if history.diverged else last)
+    return [
+      {**dict(setting), 'metric': metric, **_statistics(np.array(values))}
+      for setting, values in settings.items()
+    ]
+
+  def best(self, metric: str | None = None) -> Row | None:
+    """The row of the table with the best mean, the largest accuracy or the least of anything else.
+
+    None if no setting is without a seed that diverged.
+    """
+    rows = [row for row in self.table(metric) if not row['diverged']]
+    sign = -1 if rows and rows[0]['metric'].endswith('accuracy') else 1
+    return min(rows, key=lambda row: sign * row['mean'], default=None)
+
+  @property
+  def _metric(self) -> str:
+    columns = self.histories[0][0]
+    names = ('test_suboptimality', 'test_accuracy', 'test_loss')
+    return next(name for name in names if name in columns)
+
+
+def sweep(
+  task: Task,
+  make_algorithm: Callable[..., Algorithm],
+  topology: Topology,
+  steps: int,
+  batch_size: int,
+  seeds: Sequence[int] = (0, 1, 2),
+  *,
+  shards: Partition | str | Callable[[int], Partition] = 'iid',
+  reshuffle: bool = False,
+  replacement: bool = False,
+  eval_every: int | None = None,
+  worker_examples: int = 2000,
+  members_at_once: int | None = None,
+  on_row: Callable[[Point, Row], None] | None = None,
+  progress: bool | None = None,
+  **grids: Sequence[float],
+) -> Sweep:
+  """Trains with every combination of seeds and numbers, many at a time in one compiled program.
+
+  A member's history is that of `decomp.train` with its seed and numbers: the same start, division
+  of the data, batches and random numbers. The values agree up to the last bits, which depend on how
+  many members run at once; after a stochastic rounding that such a bit decides, up to its noise.
+
+  Args:
+    task: what to train.
+    make_algorithm: called with a number for each grid by its name, such as `lambda learning_rate:
+      algorithms.d_psgd(optax.sgd(learning_rate))`; in the program the numbers are traced scalars.
+    topology: its number of workers divides the data.
+    steps: the length of every run.
+    batch_size: examples per worker and step.
+    seeds: of everything random; each setting is run with all of them.
+    shards: as in `decomp.train`, where 'iid' depends on the seed; or a function of the seed.
+    reshuffle: as in `decomp.train`.
+    replacement: as in `decomp.train`.
+    eval_every: steps between two rows of metrics; None for 20 rows in all.
+    worker_examples: as in `decomp.train`.
+    members_at_once: how many runs the program holds; None for as many as fit half of the memory.
+    on_row: called with a member's point and its row, for every row.
+    progress: whether to show a progress bar; None for when a terminal is attached.
+    **grids: the values of each number.
+
+  Returns:
+    A `Sweep`. In a row, seconds is the member's share of the time that all took together.
+
+  >>> import optax, decomp
+  >>> found = sweep(
+  ...   decomp.tasks.logistic_regression(num_examples=64, dimension=3),
+  ...   lambda learning_rate: decomp.algorithms.d_psgd(optax.sgd(learning_rate)),
+  ...   decomp.topology.ring(4), steps=40, batch_size=4, seeds=(0, 1), learning_rate=(0.01, 0.5),
+  ... )
+  >>> found.points[1], len(found.histories), found.best()['learning_rate']
+  ({'learning_rate': 0.01, 'seed': 1}, 4, 0.5)
+  """
+  if not isinstance(task, Task):
+    raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
+  _check_positive(
+    steps=steps,
+    batch_size=batch_size,
+    eval_every=eval_every,
+    worker_examples=worker_examples,
+    members_at_once=members_at_once,
+  )
+  points = _points(grids, seeds)
+  # With the very numbers: whoever checks its arguments can, and says which one is wrong.
+  algorithms = [make_algorithm(**_numbers(point)) for point in points]
+  starts = {seed: initial(task, seed) for seed in seeds}
+  params = starts[seeds[0]][0]
+  parts = _same_shape({seed: _shards(shards, task, topology, seed) for seed in seeds})
+  mapping = choose_mapping(task, starts[seeds[0]], topology.num_workers, batch_size, num_devices=1)
+
+  def steps_of(member: _Members) -> Steps:
+    sim = simulate(_traced(make_algorithm, member.numbers), topology)
+    return Steps(task, sim, Sampling(member.shards, batch_size, reshuffle, replacement), mapping)
+
+  def members(group: Sequence[int]) -> _Members:
+    chosen = [points[number] for number in group]
+    seeds = [point['seed'] for point in chosen]
+    return _Members(
+      np.array(seeds, np.int32),
+      {name: _weakly_typed([point[name] for point in chosen]) for name in grids},
+      _stack([parts[seed] for seed in seeds]),
+      _stack([starts[seed] for seed in seeds]),
+    )
+
+  data = jax.tree.map(jnp.asarray, Data(dict(task.train), *batched_tests(task, worker_examples)))
+  groups = _groups(len(points), members_at_once or len(points))
+  program = _Program(steps_of, data)
+  bytes_per_step = simulate(algorithms[0], topology).bytes_per_step(params)
+  histories: list[History] = []
+  with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
+    used, most = program.compile(members(groups[0])), _MEMORY * _memory_of_the_device()
+    if members_at_once is None and used > most:
+      groups = _groups(len(points), max(1, int(len(points) * most / used)))
+      program.compile(members(groups[0]))
+    bar.start_at(0)
+    for group in groups:
+      runs = [
+        _Run(
+          points[i], algorithms[i], topology, parts[points[i]['seed']], batch_size, bytes_per_step
+        )
+        for i in sorted(set(group))
+      ]
+      loop = _Loop(program, members(group), runs, on_row, bar, len(histories) * steps)
+      histories += loop.run(steps, eval_every or max(1, steps // 20))
+  return Sweep(points, histories)
+
+
+class _Members(NamedTuple):
+  """What tells runs apart; every leaf has their axis in front.
+
+  Attributes:
+    seed: int32.
+    numbers: name -> value.
+    shards: the data of each worker.
+    start: parameters and model state.
+  """
+
+  seed: Any
+  numbers: dict[str, Any]
+  shards: Partition
+  start: PyTree
+
+
+class _Program:
+  """The compiled functions of some runs at once."""
+
+  def __init__(self, steps_of: Callable[[_Members], Steps], data: Data):
+    self._steps_of, self._data = steps_of, data
+    self.start = jax.jit(self._start)
+    self.reset = jax.jit(jax.vmap(reset, in_axes=(_AXES,), out_axes=_AXES), donate_argnums=0)
+    self.member = jax.jit(_member)
+
+  def compile(self, members: _Members) -> int:
+    """Compiles for so many members; gives the bytes of memory that they need."""
+    carry, number = jax.eval_shape(self._start, members), np.int32(0)
+    limits, known = np.zeros(len(members.seed), np.float32), np.zeros(len(members.seed), bool)
+    advance, measure = jax.jit(self._advance, donate_argnums=0), jax.jit(self._measure)
+    arguments = carry, members, number, number, limits, known, self._data
+    self._chunk = advance.lower(*arguments).compile()
+    self._measured = measure.lower(carry, members, self._data).compile()
+    return max(_bytes(self._chunk), _bytes(self._measured))
+
+  def advance(
+    self,
+    carry: Carry,
+    members: _Members,
+    until: int,
+    row_at: int,
+    limits: np.ndarray,
+    known: np.ndarray,
+  ) -> Carry:
+    """Steps up to number `until`, or to a loss above its limit of a member not `known` to fail."""
+    numbers = np.int32(until), np.int32(row_at)
+    return self._chunk(carry, members, *numbers, limits, known, self._data)
+
+  def measure(self, carry: Carry, members: _Members) -> dict[str, np.ndarray]:
+    """The metrics of a row that come from the device, for each member."""
+    return jax.device_get(self._measured(carry, members, self._data))
+
+  def _start(self, members: _Members) -> Carry:
+    def start(member: _Members) -> Carry:
+      return self._steps_of(member).start(*member.start)
+
+    return jax.vmap(start, out_axes=_AXES)(members)
+
+  def _advance(
+    self,
+    carry: Carry,
+    members: _Members,
+    until: jax.Array,
+    row_at: jax.Array,
+    limits: jax.Array,
+    known: jax.Array,
+    data: Data,
+  ) -> Carry:
+    keys = jax.vmap(step_keys)(members.seed)
+
+    def going(carry: Carry) -> jax.Array:
+      return (carry.state.round < until) & ~(carry.failed.any(1) & ~known).any()
+
+    def step(member: _Members, keys: jax.Array, limit: jax.Array, carry: Carry) -> Carry:
+      return self._steps_of(member).step(keys, row_at, limit, data.train, carry)
+
+    steps = jax.vmap(step, in_axes=(0, 0, 0, _AXES), out_axes=_AXES)
+    return jax.lax.while_loop(going, lambda carry: steps(members, keys, limits, carry), carry)
+
+  def _measure(self, carry: Carry, members: _Members, data: Data) -> dict[str, jax.Array]:
+    def measure(carry: Carry, member: _Members) -> dict[str, jax.Array]:
+      return self._steps_of(member).measure(carry, data)
+
+    return jax.vmap(measure, in_axes=(_AXES, 0))(carry, members)
+
+
+class _Run(NamedTuple):
+  """What the host knows of a member."""
+
+  point: Point
+  algorithm: Algorithm
+  topology: Topology
+  shards: Partition
+  batch_size: int
+  bytes_per_step: int
+
+  def row(self, step: int, measured: Mapping[str, float], seconds: float) -> Row:
+    """A row as `decomp.train` makes it."""
+    if step == 0:  # no step, no gradient yet
+      measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
+    return {
+      'step': step,
+      'epoch': step * self.batch_size / float(np.mean(self.shards.lengths)),
+      **measured,
+      'bytes_sent': step * self.bytes_per_step,
+      'seconds': seconds,
+    }
+
+  def explain(self, losses: np.ndarray, failed: np.ndarray, start: float) -> str:
+    """Where and how it went wrong, in the words of `decomp.train`."""
+    step = failed[failed > 0].min()
+    worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
+    return (
+      f'{self.algorithm.name} on {self.topology.name} diverged at step {step}: the loss of '
+      f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
+      'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
+      'consensus_rate bears the strongest compression.'
+    )
+
+
+class _Loop:
+  """Drives a `_Program` from row to row, for one group of members."""
+
+  def __init__(
+    self,
+    program: _Program,
+    members: _Members,
+    runs: Sequence[_Run],
+    on_row: Callable[[Point, Row], None] | None,
+    bar: Progress,
+    done: int,
+  ):
+    self._program, self._members, self._runs = program, members, runs
+    self._on_row, self._bar, self._done = on_row or (lambda point, row: None), bar, done
+    self._histories = [History() for _ in runs]
+    # Beyond the runs there are copies, which fill up the last group.
+    self._known = np.arange(len(members.seed)) >= len(runs)
+    self._carry = program.start(members)
+    self._seconds = 0.0
+
+  def run(self, steps: int, eval_every: int) -> list[History]:
+    """Trains up to step number `steps`."""
+    self._add_rows(range(len(self._runs)))
+    limits = self._limits()
+    step, pace = 0, 0.0
+    while step < steps and not self._known.all():
+      row_at = min(steps, (step // eval_every + 1) * eval_every)
+      # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
+      until = min(row_at, step + max(1, int(pace)))
+      before, began = step, time.perf_counter()
+      self._carry = self._program.advance(
+        self._carry, self._members, until, row_at, limits, self._known
+      )
+      step = int(self._carry.state.round)
+      took = time.perf_counter() - began
+      self._seconds += took
+      pace = (step - before) / max(took, 1e-9)
+      self._note(step == row_at)
+      self._bar.update(self._done + step * len(self._runs), {})
+    for number in _true(~self._known):
+      self._finish(number)
+    return self._histories
+
+  def _note(self, is_row: bool) -> None:
+    """Adds rows, of all members still well or of those that have just failed."""
+    losses, failed = np.asarray(self._carry.losses), np.asarray(self._carry.failed)
+    fresh = failed.any(1) & ~self._known
+    if is_row or fresh.any():
+      self._add_rows(_true(~self._known if is_row else fresh))
+    for number in _true(fresh):
+      history = self._histories[number]
+      start = history[0].get('test_loss', math.nan)
+      history.diverged = self._runs[number].explain(losses[number], failed[number], start)
+      self._finish(number)
+    self._known = self._known | fresh
+    if is_row:
+      self._carry = self._program.reset(self._carry)
+
+  def _add_rows(self, numbers: Iterable[int]) -> None:
+    step, measured = int(self._carry.state.round), self._program.measure(self._carry, self._members)
+    for number in numbers:
+      own = {name: float(values[number]) for name, values in measured.items()}
+      run = self._runs[number]
+      row = run.row(step, own, self._seconds / len(self._runs))
+      self._histories[number].append(row)
+      self._on_row(run.point, row)
+
+  def _finish(self, number: int) -> None:
+    history = self._histories[number]
+    history.state, history.model_state = self._program.member(self._carry, number)
+    history.steps_per_second = history[-1]['step'] / max(history[-1]['seconds'], 1e-9)
+
+  def _limits(self) -> np.ndarray:
+    """For each member the loss at which it has exploded."""
+    starts = np.array([history[0].get('test_loss', math.nan) for history in self._histories])
+    limits = np.where(np.isfinite(starts), EXPLODED * (1 + abs(starts)), np.inf)
+    return np.resize(limits, len(self._known)).astype(np.float32)
+
+
+def _points(grids: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Point]:
+  for name, values in grids.items():
+    found = np.asarray(values)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in 'iuf':
+      raise ValueError(f'{name}={values!r}: must be a sequence of numbers, such as (0.1, 0.2)')
+  found = np.asarray(seeds)
+  if found.ndim != 1 or not found.size or found.dtype.kind not in 'iu' or found.min() < 0:
+    raise ValueError(f'seeds={seeds!r}: must be a sequence of whole numbers, such as (0, 1, 2)')
+  if len(set(found.tolist())) < found.size:
+    raise ValueError(f'seeds={seeds!r}: must be different from each other')
+  axes = {**grids, 'seed': seeds}
+  lists = [np.asarray(values).tolist() for values in axes.values()]
+  return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def _true(flags: np.ndarray) -> list[int]:
+  return np.flatnonzero(flags).tolist()
+
+
+def _numbers(point: Point) -> dict[str, Any]:
+  return {name: value for name, value in point.items() if name != 'seed'}
+
+
+def _traced(make_algorithm: Callable[..., Algorithm], numbers: Mapping[str, Any]) -> Algorithm:
+  try:
+    return make_algorithm(**numbers)
+  except (TypeError, ValueError) as error:  # it has taken the same as Python's numbers
+    raise ValueError(
+      f'make_algorithm takes {", ".join(numbers)} only as Python numbers, not as traced ones: what '
+      'decides on sizes, such as bits or a fraction, needs a sweep for each value; cause: '
+      + str(error).split('\n')[0]
+    ) from error
+
+
+def _shards(
+  shards: Partition | str | Callable[[int], Partition], task: Task, topology: Topology, seed: int
+) -> Partition:
+  return _divide(shards(seed) if callable(shards) else shards, task, topology, seed)
+
+
+def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:
+  """Partitions with padding to the longest shard of all."""
+  longest = max(part.indices.shape[1] for part in parts.values())
+  return {
+    seed: part._replace(
+      indices=np.pad(
+        part.indices, ((0, 0), (0, longest - part.indices.shape[1])), constant_values=-1
+      )
+    )
+    for seed, part in parts.items()
+  }
+
+
+def _weakly_typed(values: Sequence[float]) -> jax.Array:
+  """As Python's numbers are in JAX, so that parameters keep their dtype whatever they meet."""
+  return jnp.stack([jnp.asarray(value) for value in values])
+
+
+def _stack(trees: Sequence[PyTree]) -> PyTree:
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _groups(count: int, at_once: int) -> list[list[int]]:
+  """Members in groups of one size, at most `at_once`; the last member fills up the last group.
+
+  >>> _groups(5, at_once=4)
+  [[0, 1, 2], [3, 4, 4]]
+  """
+  size = math.ceil(count / math.ceil(count / at_once))
+  last = count - 1
+  return [[min(i, last) for i in range(k, k + size)] for k in range(0, count, size)]
+
+
+def _member(carry: Carry, number: jax.Array) -> tuple[State, PyTree]:
+  workers, model_state = jax.tree.map(lambda x: x[number], (carry.state.workers, carry.model_state))
+  return State(carry.state.round, workers), model_state
+
+
+def _bytes(compiled: Any) -> int:
+  used = compiled.memory_analysis()
+  return (
+    used.argument_size_in_bytes
+    + used.output_size_in_bytes
+    + used.temp_size_in_bytes
+    - used.alias_size_in_bytes
+  )
+
+
+def _memory_of_the_device() -> float:
+  """Bytes of the device, or on CPU of the machine."""
+  statistics = jax.local_devices()[0].memory_stats() or {}
+  return statistics.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+
+
+def _statistics(values: np.ndarray) -> Row:
+  finite = values[np.isfinite(values)]
+  return {
+    'mean': float(finite.mean()) if len(finite) else math.nan,
+    'std': float(finite.std()) if len(finite) else math.nan,
+    'seeds': len(values),
+    'diverged': len(values) - len(finite),
+  }
