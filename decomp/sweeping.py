@@ -34,10 +34,10 @@ from decomp.run import (
   reset,
   step_keys,
 )
-from decomp.simulate import State, simulate
+from decomp.simulate import Simulation, State, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
-from decomp.training import EXPLODED, History, Row, _check_positive, _divide
+from decomp.training import History, Row, check_positive, divide, explain, limit, make_row
 
 Point = dict[str, Any]
 """The numbers that a member was made with, and its 'seed'."""
@@ -154,7 +154,7 @@ def sweep(
   """
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
-  _check_positive(
+  check_positive(
     steps=steps,
     batch_size=batch_size,
     eval_every=eval_every,
@@ -163,15 +163,17 @@ def sweep(
   )
   points = _points(grids, seeds)
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
-  algorithms = [make_algorithm(**_numbers(point)) for point in points]
+  sims = [simulate(make_algorithm(**_numbers(point)), topology) for point in points]
   starts = {seed: initial(task, seed) for seed in seeds}
-  params = starts[seeds[0]][0]
   parts = _same_shape({seed: _shards(shards, task, topology, seed) for seed in seeds})
   mapping = choose_mapping(task, starts[seeds[0]], topology.num_workers, batch_size, num_devices=1)
 
+  def sampling(shards: Partition) -> Sampling:
+    return Sampling(shards, batch_size, reshuffle, replacement)
+
   def steps_of(member: _Members) -> Steps:
     sim = simulate(_traced(make_algorithm, member.numbers), topology)
-    return Steps(task, sim, Sampling(member.shards, batch_size, reshuffle, replacement), mapping)
+    return Steps(task, sim, sampling(member.shards), mapping)
 
   def members(group: Sequence[int]) -> _Members:
     chosen = [points[number] for number in group]
@@ -186,7 +188,7 @@ def sweep(
   data = jax.tree.map(jnp.asarray, Data(dict(task.train), *batched_tests(task, worker_examples)))
   groups = _groups(len(points), members_at_once or len(points))
   program = _Program(steps_of, data)
-  bytes_per_step = simulate(algorithms[0], topology).bytes_per_step(params)
+  bytes_per_step = sims[0].bytes_per_step(starts[seeds[0]][0])
   histories: list[History] = []
   with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
     used, most = program.compile(members(groups[0])), _MEMORY * _memory_of_the_device()
@@ -196,9 +198,7 @@ def sweep(
     bar.start_at(0)
     for group in groups:
       runs = [
-        _Run(
-          points[i], algorithms[i], topology, parts[points[i]['seed']], batch_size, bytes_per_step
-        )
+        _Run(points[i], sims[i], sampling(parts[points[i]['seed']]), bytes_per_step)
         for i in sorted(set(group))
       ]
       loop = _Loop(program, members(group), runs, on_row, bar, len(histories) * steps)
@@ -296,34 +296,9 @@ class _Run(NamedTuple):
   """What the host knows of a member."""
 
   point: Point
-  algorithm: Algorithm
-  topology: Topology
-  shards: Partition
-  batch_size: int
+  sim: Simulation
+  sampling: Sampling
   bytes_per_step: int
-
-  def row(self, step: int, measured: Mapping[str, float], seconds: float) -> Row:
-    """A row as `decomp.train` makes it."""
-    if step == 0:  # no step, no gradient yet
-      measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
-    return {
-      'step': step,
-      'epoch': step * self.batch_size / float(np.mean(self.shards.lengths)),
-      **measured,
-      'bytes_sent': step * self.bytes_per_step,
-      'seconds': seconds,
-    }
-
-  def explain(self, losses: np.ndarray, failed: np.ndarray, start: float) -> str:
-    """Where and how it went wrong, in the words of `decomp.train`."""
-    step = failed[failed > 0].min()
-    worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
-    return (
-      f'{self.algorithm.name} on {self.topology.name} diverged at step {step}: the loss of '
-      f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
-      'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
-      'consensus_rate bears the strongest compression.'
-    )
 
 
 class _Loop:
@@ -349,7 +324,7 @@ class _Loop:
   def run(self, steps: int, eval_every: int) -> list[History]:
     """Trains up to step number `steps`."""
     self._add_rows(range(len(self._runs)))
-    limits = self._limits()
+    limits = np.resize([limit(history) for history in self._histories], len(self._known))
     step, pace = 0, 0.0
     while step < steps and not self._known.all():
       row_at = min(steps, (step // eval_every + 1) * eval_every)
@@ -357,7 +332,7 @@ class _Loop:
       until = min(row_at, step + max(1, int(pace)))
       before, began = step, time.perf_counter()
       self._carry = self._program.advance(
-        self._carry, self._members, until, row_at, limits, self._known
+        self._carry, self._members, until, row_at, limits.astype(np.float32), self._known
       )
       step = int(self._carry.state.round)
       took = time.perf_counter() - began
@@ -377,8 +352,8 @@ class _Loop:
       self._add_rows(_true(~self._known if is_row else fresh))
     for number in _true(fresh):
       history = self._histories[number]
-      start = history[0].get('test_loss', math.nan)
-      history.diverged = self._runs[number].explain(losses[number], failed[number], start)
+      sim = self._runs[number].sim
+      history.diverged = explain(sim, history, losses[number], failed[number])
       self._finish(number)
     self._known = self._known | fresh
     if is_row:
@@ -389,7 +364,8 @@ class _Loop:
     for number in numbers:
       own = {name: float(values[number]) for name, values in measured.items()}
       run = self._runs[number]
-      row = run.row(step, own, self._seconds / len(self._runs))
+      share = self._seconds / len(self._runs)
+      row = make_row(step, own, run.sampling, run.bytes_per_step, share)
       self._histories[number].append(row)
       self._on_row(run.point, row)
 
@@ -397,12 +373,6 @@ class _Loop:
     history = self._histories[number]
     history.state, history.model_state = self._program.member(self._carry, number)
     history.steps_per_second = history[-1]['step'] / max(history[-1]['seconds'], 1e-9)
-
-  def _limits(self) -> np.ndarray:
-    """For each member the loss at which it has exploded."""
-    starts = np.array([history[0].get('test_loss', math.nan) for history in self._histories])
-    limits = np.where(np.isfinite(starts), EXPLODED * (1 + abs(starts)), np.inf)
-    return np.resize(limits, len(self._known)).astype(np.float32)
 
 
 def _points(grids: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Point]:
@@ -442,7 +412,7 @@ def _traced(make_algorithm: Callable[..., Algorithm], numbers: Mapping[str, Any]
 def _shards(
   shards: Partition | str | Callable[[int], Partition], task: Task, topology: Topology, seed: int
 ) -> Partition:
-  return _divide(shards(seed) if callable(shards) else shards, task, topology, seed)
+  return divide(shards(seed) if callable(shards) else shards, task, topology, seed)
 
 
 def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:

@@ -132,14 +132,14 @@ def train(
   """
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
-  _check_positive(
+  check_positive(
     steps=steps, batch_size=batch_size, eval_every=eval_every, worker_examples=worker_examples
   )
   if resume and checkpoint_dir is None:
     raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
   eval_every = eval_every or max(1, steps // 20)
   sim = simulate(algorithm, topology, mesh)
-  sampling = Sampling(_divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
+  sampling = Sampling(divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
   facts = {
     'task': task.name,
     'algorithm': algorithm.name,
@@ -245,46 +245,21 @@ class _Loop:
   def _checkpoint_is_due(self) -> bool:
     return time.monotonic() - self._saved_at >= self._checkpoint_seconds
 
-  @property
-  def _limit(self) -> float:
-    start = self._history[0].get('test_loss', math.nan)
-    return EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
-
   def _advance(self, until: int, row_at: int) -> int:
     before, began = self._step, time.perf_counter()
-    self._carry = self._run.advance(self._carry, until, row_at, self._limit)
+    self._carry = self._run.advance(self._carry, until, row_at, limit(self._history))
     losses, failed = (np.asarray(x) for x in self._run.outcome(self._carry))
     took = time.perf_counter() - began
     self._seconds += took
     self._pace = (self._step - before) / max(took, 1e-9)
     if failed.any():
-      self._history.diverged = self._explain(losses, failed)
+      self._history.diverged = explain(self._run.sim, self._history, losses, failed)
       warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
     return self._step
 
-  def _explain(self, losses: np.ndarray, failed: np.ndarray) -> str:
-    step = failed[failed > 0].min()
-    worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
-    sim, start = self._run.sim, self._history[0].get('test_loss', math.nan)
-    return (
-      f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: the loss of '
-      f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
-      'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
-      'consensus_rate bears the strongest compression.'
-    )
-
   def _add_row(self) -> None:
     step, run = self._step, self._run
-    measured = run.measure(self._carry)
-    if step == 0:  # no step, no gradient yet
-      measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
-    row = {
-      'step': step,
-      'epoch': step * run.sampling.batch_size / float(np.mean(run.sampling.shards.lengths)),
-      **measured,
-      'bytes_sent': step * run.bytes_per_step,
-      'seconds': self._seconds,
-    }
+    row = make_row(step, run.measure(self._carry), run.sampling, run.bytes_per_step, self._seconds)
     if self._wire_seconds is not None:
       local = self._seconds / run.sim.topology.num_workers
       row['simulated_seconds'] = local + step * self._wire_seconds
@@ -296,6 +271,44 @@ class _Loop:
     if self._checkpointer:
       self._checkpointer.save(self._step, self._checkpointed, list(self._history))
       self._saved_at = time.monotonic()
+
+
+def make_row(
+  step: int,
+  measured: Mapping[str, float],
+  sampling: Sampling,
+  bytes_per_step: int,
+  seconds: float,
+) -> Row:
+  """A row of metrics; before the first step there are none of steps."""
+  if step == 0:
+    measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
+  return {
+    'step': step,
+    'epoch': step * sampling.batch_size / float(np.mean(sampling.shards.lengths)),
+    **measured,
+    'bytes_sent': step * bytes_per_step,
+    'seconds': seconds,
+  }
+
+
+def limit(history: History) -> float:
+  """The loss at which a run has exploded."""
+  start = history[0].get('test_loss', math.nan)
+  return EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
+
+
+def explain(sim: Simulation, history: History, losses: np.ndarray, failed: np.ndarray) -> str:
+  """Where and how a run went wrong, and what to try."""
+  step = failed[failed > 0].min()
+  worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
+  start = history[0].get('test_loss', math.nan)
+  return (
+    f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: the loss of '
+    f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
+    'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
+    'consensus_rate bears the strongest compression.'
+  )
 
 
 class _Interrupts:
@@ -335,7 +348,8 @@ def _wire_seconds(task: Task, sim: Simulation, network: cost.Links) -> float:
   return float(cost.communication_seconds(work, network))
 
 
-def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
+def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
+  """The shards that a run's arguments mean."""
   n, examples = topology.num_workers, len(next(iter(task.train.values())))
   if isinstance(shards, str):
     if shards not in ('iid', 'by_label'):
@@ -356,7 +370,8 @@ def _divide(shards: Partition | str, task: Task, topology: Topology, seed: int) 
   return shards
 
 
-def _check_positive(**values: int | None) -> None:
+def check_positive(**values: int | None) -> None:
+  """Whether arguments that count something can do so."""
   for name, value in values.items():
     if value is not None and (not isinstance(value, int | np.integer) or value < 1):
       raise ValueError(f'{name}={value!r}: must be a whole number of at least 1')

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -186,14 +186,7 @@ def build_setup() -> Setup:
   """Everything but the algorithm, from the flags."""
   graph = spec.build(TOPOLOGY.value, topology, kind='topology')
   task = build_task()
-  shards = spec.build(
-    PARTITION.value,
-    {name: getattr(partition, name) for name in ('iid', 'by_label', 'dirichlet')},
-    kind='partition',
-    labels=task.train['label'],
-    num_workers=graph.num_workers,
-    seed=SEED.value,
-  )
+  shards = build_shards(task, graph, SEED.value)
   steps, mesh = STEPS.value or 1000, build_mesh(graph)
   if EPOCHS.value is not None:
     steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
@@ -206,6 +199,18 @@ def build_setup() -> Setup:
     steps=min(3, steps),
     batch_size=min(4, BATCH_SIZE.value),
     eval_every=1,
+  )
+
+
+def build_shards(task: decomp.Task, graph: decomp.Topology, seed: int) -> Partition:
+  """The division of the data that --partition and a seed make."""
+  return spec.build(
+    PARTITION.value,
+    {name: getattr(partition, name) for name in ('iid', 'by_label', 'dirichlet')},
+    kind='partition',
+    labels=task.train['label'],
+    num_workers=graph.num_workers,
+    seed=seed,
   )
 
 
@@ -234,18 +239,27 @@ def build_task() -> decomp.Task:
   return spec.build(TASK.value, [{**named, **sets}, models], kind='task')
 
 
-def build_algorithm(text: str, steps: int) -> decomp.Algorithm:
-  """An algorithm with the flags' optimizer, and their compressor where `text` names none."""
+def build_algorithm(
+  text: str, steps: int, values: Mapping[str, Callable[[], Any]] | None = None
+) -> decomp.Algorithm:
+  """An algorithm with the flags' optimizer, and their compressor where `text` names none.
+
+  Args:
+    text: the spec.
+    steps: the length of the run, for schedules.
+    values: what names of one's own stand for, in all specs.
+  """
+  values = values or {}
   decay = functools.partial(schedules.warmup_step_decay, steps=steps)
   optimizer = spec.build(
-    OPTIMIZER.value, {**spec.optimizers(), 'warmup_step_decay': decay}, kind='optimizer'
+    OPTIMIZER.value, [{**spec.optimizers(), 'warmup_step_decay': decay}, values], kind='optimizer'
   )
   makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
   return spec.build(
     text,
-    [makers, compressors],
+    [makers, compressors, values],
     kind='algorithm',
-    compressor=spec.build(COMPRESSOR.value, compressors, kind='compressor'),
+    compressor=spec.build(COMPRESSOR.value, [compressors, values], kind='compressor'),
     consensus_rate=CONSENSUS_RATE.value,
   )
 

@@ -18,15 +18,14 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, compressors, plots, schedules, spec
-from decomp.data import Partition, partition
+from decomp import algorithms, plots
 from experiments import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
@@ -102,7 +101,7 @@ def sweep(
         setup.steps,
         setup.batch_size,
         seeds,
-        shards=functools.partial(build_shards, setup),
+        shards=functools.partial(settings.build_shards, setup.task, setup.topology),
         reshuffle=settings.RESHUFFLE.value,
         replacement=settings.REPLACEMENT.value,
         eval_every=setup.eval_every,
@@ -168,45 +167,13 @@ def mentioned(text: str, steps: int, grids: Grids) -> Grids:
     used.add(name)
     return grids[name][0]
 
-  build_algorithm(text, steps, {name: functools.partial(first, name) for name in grids})
+  settings.build_algorithm(text, steps, {name: functools.partial(first, name) for name in grids})
   return {name: grids[name] for name in grids if name in used}
 
 
 def _make(text: str, steps: int, **numbers: Any) -> decomp.Algorithm:
   values = {name: functools.partial(lambda value: value, value) for name, value in numbers.items()}
-  return build_algorithm(text, steps, values)
-
-
-def build_algorithm(
-  text: str, steps: int, values: Mapping[str, Callable[[], Any]]
-) -> decomp.Algorithm:
-  """As `settings.build_algorithm`, with names that stand for values."""
-  decay = functools.partial(schedules.warmup_step_decay, steps=steps)
-  optimizer = spec.build(
-    settings.OPTIMIZER.value,
-    [{**spec.optimizers(), 'warmup_step_decay': decay}, values],
-    kind='optimizer',
-  )
-  makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
-  return spec.build(
-    text,
-    [makers, compressors, values],
-    kind='algorithm',
-    compressor=spec.build(settings.COMPRESSOR.value, [compressors, values], kind='compressor'),
-    consensus_rate=settings.CONSENSUS_RATE.value,
-  )
-
-
-def build_shards(setup: settings.Setup, seed: int) -> Partition:
-  """The division of the data that experiments.train makes with this seed."""
-  return spec.build(
-    settings.PARTITION.value,
-    {name: getattr(partition, name) for name in ('iid', 'by_label', 'dirichlet')},
-    kind='partition',
-    labels=setup.task.train['label'],
-    num_workers=setup.topology.num_workers,
-    seed=seed,
-  )
+  return settings.build_algorithm(text, steps, values)
 
 
 def _refuse_other_flags() -> None:

@@ -277,10 +277,14 @@ def start(program, *args, **environment):
   )
 
 
-@pytest.mark.parametrize('program', ['train', 'compare'])
+@pytest.mark.parametrize('program', ['train', 'compare', 'sweep'])
 def test_help(program):
   done = start(program, '--help')
-  first = {'train': 'Trains with one algorithm.', 'compare': 'Compares algorithms on the same task'}
+  first = {
+    'train': 'Trains with one algorithm.',
+    'compare': 'Compares algorithms on the same task',
+    'sweep': 'Trains with every combination of seeds and numbers',
+  }
   assert done.stdout.startswith(first[program])
   for flag in ('algorithm', 'compressor', 'topology', 'optimizer', 'task', 'partition', 'steps'):
     assert f'  --{flag}: ' in done.stdout
@@ -319,7 +323,9 @@ def test_preset(preset, tmp_path, monkeypatch, capsys):
   """Every algorithm of it is trained for three small steps."""
   import tensorflow_datasets as tfds
 
-  command = re.search(r'^#.*python -m experiments\.(train|compare) (.*)$', preset.read_text(), re.M)
+  command = re.search(
+    r'^#.*python -m experiments\.(train|compare|sweep) (.*)$', preset.read_text(), re.M
+  )
   assert command[2] == f'--flagfile=experiments/flags/{preset.name}'
   program = Program(command[1], monkeypatch)
   with tfds.testing.mock_data(num_examples=64):
