@@ -56,6 +56,7 @@ _MODULES = (
   'spec',
   'tasks',
   'theory',
+  'tree',
 )
 
 if TYPE_CHECKING:

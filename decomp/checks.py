@@ -23,7 +23,7 @@ def check_topology(algorithm: Algorithm, topology: Topology) -> None:
   if needs.fixed and topology.period > 1:
     problem = (
       'varies in time, but workers carry sums of their neighbours’ messages, which needs a fixed '
-      'one: use exponential or ring, or d_psgd, which carries none'
+      'one: use ring, torus or hypercube, or d_psgd, which carries none'
     )
   elif needs.symmetric and not topology.is_symmetric:
     problem = (
