@@ -475,10 +475,10 @@ def steps_to(rows: Iterable[Mapping[str, Any]], target: Target) -> int:
   if reached is None:
     values = [row[target.column] for row in later if row.get(target.column) is not None]
     best = (max if target.relation == '>=' else min)(values, default=math.nan)
-    last = values[-1] if values else math.nan
+    last, step = values[-1] if values else math.nan, rows[-1]['step']
     raise ValueError(
-      f'{target} is not reached: {target.column} is {last:.4g} at the end, step {rows[-1]["step"]}, '
-      f'and was {best:.4g} at best; choose an easier target, or train longer'
+      f'{target} is not reached: {target.column} is {last:.4g} at the end, step {step}, and was '
+      f'{best:.4g} at best; choose an easier target, or train longer'
     )
   return reached
 
