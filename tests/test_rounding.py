@@ -103,7 +103,7 @@ def test_keys_that_differ_in_one_bit_are_independent(dither):
 @every_dither
 @pytest.mark.parametrize('fraction', [0.0, 1e-3, 0.25, 0.5, 0.999])
 def test_rounding_is_unbiased(dither, fraction):
-  keys = keys_of_a_run().reshape(-1)
+  keys = keys_of_a_run(4, 4, 4).reshape(-1)
   x = jnp.full(SIZE, 3 + fraction, jnp.float32)
   rounded = jax.vmap(lambda key: rounding.stochastic_round(key, x, dither))(keys)
   assert set(np.unique(rounded)) <= {3.0, 4.0}
