@@ -318,6 +318,21 @@ def test_missing_data(tmp_path):
   assert 'Traceback' not in done.stderr
 
 
+def test_benchmark(monkeypatch, tmp_path, capsys):
+  benchmark = Program('benchmark', monkeypatch)
+  benchmark('--only=memory', '--smoke', f'--output={tmp_path}')
+  assert 'dcd_psgd, model copies per worker' in capsys.readouterr().out
+  rows = json.loads((tmp_path / 'results.json').read_text())
+  # Parameters and the sum of the neighbours' are carried, and gradients are made.
+  assert 3 <= next(row['value'] for row in rows if 'dcd_psgd' in row['what']) <= 8
+  row = benchmark.module.Row('group', 'what', 1.1, '<= 1.05')
+  assert (row.met, row._replace(goal='>= 0.6').met, row._replace(goal='').met) == (
+    False,
+    True,
+    None,
+  )
+
+
 @pytest.mark.parametrize('preset', PRESETS, ids=lambda path: path.stem)
 def test_preset(preset, tmp_path, monkeypatch, capsys):
   """Every algorithm of it is trained for three small steps."""
