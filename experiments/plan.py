@@ -104,7 +104,7 @@ def read_runs() -> list[cost.Workload]:
   target = cost.parse_target(TARGET.value)
   works, misses = [], []
   for folder in map(Path, RUNS.value or ()):
-    texts = restore(_read_json(folder / 'config.json'))
+    texts = restore(read_json(folder / 'config.json'))
     setup = settings.build_setup()
     reached = {}
     for algorithm in (settings.build_algorithm(text, setup.steps) for text in texts):
@@ -209,7 +209,7 @@ def compare_with(path: Path) -> None:
   Once with the network as it was set up, and once with an efficiency and a window that are fitted
   to the rows of all other algorithms.
   """
-  rows, config = _read_json(path), _read_json(path.with_name('config.json'))
+  rows, config = read_json(path), read_json(path.with_name('config.json'))
   if len({row['algorithm'] for row in rows}) < 2:
     raise ValueError(f'{path} must have rows of two algorithms at least, to fit one to the other')
   works = benchmarked(config)
@@ -287,7 +287,8 @@ def _summary(
   }
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+  """What a file of an earlier run holds."""
   if not path.exists():
     raise FileNotFoundError(f'{path} is missing: is the folder right?')
   return json.loads(path.read_text())

@@ -43,6 +43,13 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
   console.print(table)
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Rows as a table."""
+  lines = [list(rows[0]), ['---'] * len(rows[0])]
+  lines += [[v if isinstance(v, str) else f'{v:.3g}' for v in row.values()] for row in rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
 def _text(column: str, value: Any) -> str:
   if isinstance(value, str):
     return value

@@ -22,7 +22,7 @@ import collections
 import functools
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -201,13 +201,6 @@ def agreement(results: Sequence[Result]) -> str:
   return f'{sum(judged)} of {len(judged)} verdicts agree; {len(results) - len(judged)} are at risk'
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Rows as a table."""
-  lines = [list(rows[0]), ['---'] * len(rows[0])]
-  lines += [[v if isinstance(v, str) else f'{v:.3g}' for v in row.values()] for row in rows]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
-
-
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
@@ -224,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
   found = {'seed': settings.SEED.value, 'agreement': agreement(results), 'cells': rows}
   (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
   short = [{k: v for k, v in r._asdict().items() if k != 'reason'} for r in results]
-  text = f'{agreement(results)}.\n\n{markdown(confusion(results))}\n{markdown(short)}'
+  text = f'{agreement(results)}.\n\n{report.markdown(confusion(results))}\n{report.markdown(short)}'
   (path / 'results.md').write_text(text)
 
 

@@ -26,6 +26,7 @@ CANDIDATES = {
   'matrix': [np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]])],
   'graph': [nx.petersen_graph()],
   'consensus_rate': [0.5],
+  'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
 }
 
 COMPRESSORS = [

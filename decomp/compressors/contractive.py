@@ -1,0 +1,55 @@
+"""An unbiased compressor made contractive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from decomp.base import Compressor
+
+
+def contractive(compressor: Compressor) -> Compressor:
+  """C(x) / (1 + α²), with α² the compressor's own bound for leaves of that size.
+
+  An unbiased C with α² >= 1 may move away from x, and estimates that follow it do not settle.
+  Scaled down, E|C(x)/(1 + α²) - x|² <= (1 - δ)|x|² with δ = 1/(1 + α²). This is how `qsgd` with few
+  bits is used with CHOCO-SGD. The message is the same; the receiver scales.
+
+  Args:
+    compressor: an unbiased one that has a bound, such as `qsgd(bits=4)`.
+
+  Returns:
+    A biased, contractive `Compressor`.
+
+  >>> import jax.numpy as jnp
+  >>> from decomp.compressors.random_k import random_k
+  >>> x = jnp.ones(8)
+  >>> payload = contractive(random_k(0.25)).encode(jax.random.key(0), x)
+  >>> contractive(random_k(0.25)).decode(payload, x).sum()
+  Array(2., dtype=float32)
+
+  Reference: Koloskova et al., arXiv 1902.00340, section 3.5.
+  """
+  bound = compressor.alpha2
+  if not compressor.unbiased or bound is None:
+    raise ValueError(
+      f'compressor={compressor}: must be unbiased with a bound on its noise, such as qsgd(bits=4)'
+    )
+
+  def shrink(x: jax.Array) -> jax.Array:
+    return x * (1 / (1 + bound(x.size)))
+
+  def decode(payload: Any, like: Any) -> jax.Array:
+    return shrink(compressor.decode(payload, like))
+
+  plain = compressor.roundtrip
+
+  return Compressor(
+    compressor.encode,
+    decode,
+    unbiased=False,
+    delta=lambda size: 1 / (1 + bound(size)),
+    roundtrip=plain and (lambda key, x: shrink(plain(key, x))),
+    name=f'contractive({compressor})',
+  )
