@@ -1,0 +1,90 @@
+"""The programs and presets that reproduce papers."""
+
+import json
+import math
+
+import jax
+import pytest
+from test_experiments import PRESETS, ROOT, Program
+
+DEMO = ROOT / 'experiments' / 'results' / 'demo'
+FIGURES = [path for path in PRESETS if path.stem.startswith('figure')]
+SMALL = '--task=digits(softmax_regression(10))'
+
+
+@pytest.fixture(autouse=True)
+def _as_users_have_it():
+  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
+    yield
+
+
+@pytest.mark.parametrize('preset', FIGURES, ids=lambda path: path.stem)
+def test_figure(preset, tmp_path, monkeypatch, capsys):
+  """Task and algorithms can be built; the short ones are trained on a task that compiles fast."""
+  import tensorflow_datasets as tfds
+
+  compare = Program('compare', monkeypatch)
+  settings = compare.module.settings
+  compare.parse(f'--flagfile={preset}', '--smoke')
+  with tfds.testing.mock_data(num_examples=64):
+    assert 'cifar10/resnet' in settings.build_setup().task.name
+  chosen = compare.module.ALGORITHM.value
+  assert [settings.build_algorithm(text, 100).name for text in chosen] == chosen
+  if preset.stem.endswith('_short'):
+    compare(f'--flagfile={preset}', SMALL, '--smoke', f'--output={tmp_path}')
+    assert capsys.readouterr().out.count('train loss') >= len(chosen)
+
+
+def test_table_of_koloskova(tmp_path, monkeypatch, capsys):
+  koloskova = Program('koloskova', monkeypatch)
+  columns = {'qsgd(4)': koloskova.module.COLUMNS['qsgd(4)']}
+  monkeypatch.setattr(koloskova.module, 'COLUMNS', columns)
+  flags = ['--optimizer=sgd(learning_rate)', '--learning_rates=0.2', '--steps=30']
+  koloskova(SMALL, *flags, '--tolerance=0.1', f'--output={tmp_path}')
+  printed = capsys.readouterr().out
+  found = json.loads((tmp_path / 'results.json').read_text())
+  assert found['agreement'] in printed
+  assert [cell['theirs'] for cell in found['cells']] == [23.56, None, 91.92]
+  # Few elements in a leaf: here DCD works where theirs does not.
+  assert not found['cells'][0]['agrees']
+  assert '23.56 -> ' in (tmp_path / 'results.md').read_text()
+
+
+@pytest.mark.parametrize(
+  ('theirs', 'works', 'agrees'),
+  [(92.5, True, True), (92.5, False, False), (59.1, False, True), (math.nan, False, True)],
+)
+def test_cells_agree_if_both_work_or_neither(theirs, works, agrees, monkeypatch):
+  koloskova = Program('koloskova', monkeypatch)
+  koloskova.parse()
+  cell = koloskova.module.Cell('dcd_psgd', 'qsgd(8)', theirs, 0.9, 0.9, 0.1, '0.1', works)
+  assert cell.agrees is agrees
+
+
+@pytest.mark.parametrize('name', ['koloskova', 'koloskova_short'])
+def test_preset_of_koloskova(name, monkeypatch):
+  """All cells can be built."""
+  koloskova = Program('koloskova', monkeypatch)
+  module = koloskova.module
+  koloskova.parse(f'--flagfile={ROOT}/experiments/flags/{name}.flags')
+  assert set(module.CHOCO) == set(module.COLUMNS)
+  texts = [f'choco_sgd({inside})' for inside in module.CHOCO.values()]
+  texts += [f'dcd_psgd({compressor})' for compressor in module.COLUMNS]
+  for text in texts:
+    module.settings.build_algorithm(text, 100, {'learning_rate': lambda: 0.1})
+
+
+def test_networks_of_the_paper(tmp_path, monkeypatch, capsys):
+  """What the paper says of figure 3 holds for the demo's runs, where gradients take no time."""
+  networks = Program('paper_networks', monkeypatch)
+  networks(f'--runs={DEMO}', '--compute=1us', f'--output={tmp_path}')
+  assert 'plot.png' in capsys.readouterr().out
+  rows = json.loads((tmp_path / 'results.json').read_text())['seconds of an epoch']
+  seconds = {row['algorithm']: row for row in rows}
+  full, exact = seconds['allreduce'], seconds['d_psgd']
+  coarse = seconds['ecd_psgd(stochastic_quantizer(bits=8))']
+  assert exact['1.4 Gbit/s, 20 ms'] < full['1.4 Gbit/s, 20 ms'] / 5
+  assert full['5 Mbit/s, 0.13 ms'] < exact['5 Mbit/s, 0.13 ms']
+  assert coarse['5 Mbit/s, 0.13 ms'] < full['5 Mbit/s, 0.13 ms'] / 2
+  assert coarse['5 Mbit/s, 20 ms'] == min(row['5 Mbit/s, 20 ms'] for row in (full, exact, coarse))
+  assert (tmp_path / 'plot.png').stat().st_size > 10_000
