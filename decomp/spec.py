@@ -7,6 +7,7 @@ the program offers, so a spec can call nothing else.
 
 import ast
 import difflib
+import functools
 import inspect
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-__all__ = ['Call', 'Namespace', 'build', 'optimizers', 'parse']
+from decomp import algorithms as _algorithms
+
+__all__ = ['Call', 'Namespace', 'algorithms', 'build', 'optimizers', 'parse']
 
 Namespace = ModuleType | Mapping[str, Callable[..., Any]]
 
@@ -144,6 +147,11 @@ def build(
   nested = ChainMap(*tables)
   function = _look_up(call.name, tables[0], kind)
   return _apply(function, call, nested, extra)
+
+
+def algorithms(optimizer: optax.GradientTransformation) -> dict[str, Callable[..., Any]]:
+  """Returns the namespace for algorithms: those of decomp, each with its optimizer given."""
+  return {name: functools.partial(make, optimizer) for name, make in _table(_algorithms).items()}
 
 
 def optimizers() -> dict[str, Callable[..., Any]]:
