@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(settings)
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  with settings.mistakes_in_one_line():
+  with settings.mistakes_in_one_line(stopped='stopped'):
     setup = settings.build_setup()
     chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
     found = look(setup, chosen)

@@ -175,14 +175,20 @@ def make_devices(count: int) -> None:
 
 
 @contextlib.contextmanager
-def mistakes_in_one_line() -> Iterator[None]:
-  """Ends the program with one sentence where the user can do something about it."""
+def mistakes_in_one_line(
+  stopped: str = 'stopped; the same command with --resume continues from here',
+) -> Iterator[None]:
+  """Ends the program with one sentence where the user can do something about it.
+
+  Args:
+    stopped: what to say after Ctrl-C.
+  """
   try:
     yield
   except (ValueError, FileNotFoundError) as error:
     sys.exit(f'error: {error}')
   except KeyboardInterrupt:
-    sys.exit('\nstopped; the same command with --resume continues from here')
+    sys.exit(f'\n{stopped}')
 
 
 def build_setup() -> Setup:

@@ -156,6 +156,17 @@ def test_ctrl_c_says_how_to_continue(train, monkeypatch, tmp_path):
     train(*TINY, f'--output={tmp_path}')
 
 
+@pytest.mark.parametrize('name', ['plan', 'preflight', 'sweep'])
+def test_ctrl_c_where_nothing_can_be_continued(name, monkeypatch):
+  def interrupted():
+    raise KeyboardInterrupt
+
+  program = Program(name, monkeypatch)
+  monkeypatch.setattr(program.module.settings, 'build_setup', interrupted)
+  with pytest.raises(SystemExit, match=r'^\nstopped$'):
+    program(*TINY, '--algorithm=d_psgd=10')
+
+
 def test_compare(compare, tmp_path, capsys):
   """With an algorithm that takes the flags' compressor and one with its own."""
   own = 'choco_sgd(random_k(0.5), consensus_rate=0.3)'
