@@ -156,6 +156,16 @@ def test_ctrl_c_says_how_to_continue(train, monkeypatch, tmp_path):
     train(*TINY, f'--output={tmp_path}')
 
 
+def test_other_processes_compute_no_verdict(train, monkeypatch):
+  module = train.module
+  train.parse(*TINY)
+  setup = module.settings.build_setup()
+  algorithm = module.settings.build_algorithm('dcd_psgd', setup.steps)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(module.output.theory, 'preflight', lambda *_, **__: pytest.fail('asked'))
+  module.output.say_verdict(setup, algorithm)
+
+
 @pytest.mark.parametrize('name', ['plan', 'preflight', 'sweep'])
 def test_ctrl_c_where_nothing_can_be_continued(name, monkeypatch):
   def interrupted():
