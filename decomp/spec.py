@@ -200,7 +200,8 @@ def _table(namespace: Namespace) -> dict[str, Callable[..., Any]]:
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], kind: str) -> Callable[..., Any]:
   if name in table:
     return table[name]
-  close = difflib.get_close_matches(name, table, n=1)
+  # 'dcd' is not close to 'dcd_psgd', but what it begins with.
+  close = difflib.get_close_matches(name, table, n=1) or [k for k in table if k.startswith(name)]
   hint = f'; did you mean {close[0]!r}?' if close else '.'
   raise ValueError(f'unknown {kind} {name!r}{hint} Known: {", ".join(sorted(table))}')
 

@@ -221,6 +221,7 @@ def test_compare_takes_each_algorithm_once(compare, tmp_path):
   ('flag', 'kind', 'meant'),
   [
     ('--algorithm=dcd_pgsd', 'algorithm', 'dcd_psgd'),
+    ('--algorithm=dcd', 'algorithm', 'dcd_psgd'),
     ('--compressor=topk(0.1)', 'compressor', 'top_k'),
     ('--topology=rings(8)', 'topology', 'ring'),
     ('--optimizer=sdg(0.1)', 'optimizer', 'sgd'),
