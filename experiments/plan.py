@@ -12,8 +12,8 @@ or from numbers of steps, for any task (bytes need only its model):
 
 The seconds of a gradient and of compression are measured on this machine, unless --compute gives
 the former. Results go to one folder: plan.json, and winners.png with the fastest algorithm over a
-grid of bandwidths and latencies. The model is explained in decomp/cost.py; how well it predicts
-what experiments.network_bench has measured is told by
+grid of bandwidths and latencies. The model is explained in decomp/cost; how well it predicts what
+experiments.network_bench has measured is told by
 
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
