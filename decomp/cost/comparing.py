@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 from decomp.cost.links import Links, lan
 from decomp.cost.model import time_to_target
@@ -70,6 +69,7 @@ def faster_where(
     Intervals of bandwidth whose ends are the break-even points; 0 and infinity stand for the ends
     of `between`. Empty if `work` is nowhere faster.
   """
+  from scipy import optimize  # here, because it takes long to import
 
   def lead(bandwidth: Any) -> Any:
     at = dataclasses.replace(links, bandwidth=bandwidth)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy import optimize
 
 from decomp import wire
 from decomp.base import Algorithm, PyTree
@@ -68,6 +67,7 @@ def fit_transport(measured: Sequence[tuple[Workload, Links, float]]) -> tuple[fl
   Returns:
     (efficiency, window in bytes), for `lan`.
   """
+  from scipy import optimize  # here, because it takes long to import
 
   def errors(logs: np.ndarray) -> np.ndarray:
     efficiency, window = np.exp(logs)
