@@ -32,6 +32,13 @@ def threefry(
   return x, y
 
 
+def murmur(x: jax.Array) -> jax.Array:
+  """Mixes the bits of uint32 words: the finaliser of MurmurHash3."""
+  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+  return x ^ (x >> 16)
+
+
 def words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Two uint32 words that tell keys apart, whatever generator they belong to."""
   found = jax.random.key_data(key)

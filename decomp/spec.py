@@ -7,6 +7,7 @@ the program offers, so a spec can call nothing else.
 
 import ast
 import difflib
+import functools
 import inspect
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-__all__ = ['Call', 'Namespace', 'build', 'optimizers', 'parse']
+from decomp import algorithms as _algorithms
+
+__all__ = ['Call', 'Namespace', 'algorithms', 'build', 'optimizers', 'parse']
 
 Namespace = ModuleType | Mapping[str, Callable[..., Any]]
 
@@ -146,6 +149,11 @@ def build(
   return _apply(function, call, nested, extra)
 
 
+def algorithms(optimizer: optax.GradientTransformation) -> dict[str, Callable[..., Any]]:
+  """Returns the namespace for algorithms: those of decomp, each with its optimizer given."""
+  return {name: functools.partial(make, optimizer) for name, make in _table(_algorithms).items()}
+
+
 def optimizers() -> dict[str, Callable[..., Any]]:
   """Returns the namespace for optimizers: those of optax, its schedules, chain and clipping."""
   return {name: getattr(optax, name) for name in _OPTIMIZERS + _TRANSFORMATIONS + _SCHEDULES}
@@ -192,7 +200,8 @@ def _table(namespace: Namespace) -> dict[str, Callable[..., Any]]:
 def _look_up(name: str, table: Mapping[str, Callable[..., Any]], kind: str) -> Callable[..., Any]:
   if name in table:
     return table[name]
-  close = difflib.get_close_matches(name, table, n=1)
+  # 'dcd' is not close to 'dcd_psgd', but what it begins with.
+  close = difflib.get_close_matches(name, table, n=1) or [k for k in table if k.startswith(name)]
   hint = f'; did you mean {close[0]!r}?' if close else '.'
   raise ValueError(f'unknown {kind} {name!r}{hint} Known: {", ".join(sorted(table))}')
 

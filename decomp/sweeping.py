@@ -1,9 +1,7 @@
-"""Many runs as one program: seeds × learning rates × consensus rates × any number of an algorithm.
+"""Many runs at once: seeds × learning rates × consensus rates × any number of an algorithm.
 
-The runs, its members, differ in numbers only, so that `vmap` makes one compiled loop of them. All
-share the number of the step: what depends on it alone (which graph, whether a row is due) is
-decided once for all. A member whose loss fails makes the loop pause for its last row, and goes on
-unheeded; no operation mixes members, so the others don't notice.
+The runs, its members, differ in numbers only, so that one compiled loop takes their steps: see
+`decomp.members`. Here they are made, and their rows collected.
 """
 
 from __future__ import annotations
@@ -21,29 +19,16 @@ import numpy as np
 
 from decomp.base import Algorithm, PyTree
 from decomp.data.partition import Partition
+from decomp.members import Members, Program
 from decomp.progress import Progress
-from decomp.run import (
-  Carry,
-  Data,
-  Sampling,
-  Steps,
-  Totals,
-  batched_tests,
-  choose_mapping,
-  initial,
-  reset,
-  step_keys,
-)
-from decomp.simulate import Simulation, State, simulate
+from decomp.run import Data, Sampling, Steps, batched_tests, choose_mapping, initial
+from decomp.simulate import Simulation, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
 from decomp.training import History, Row, check_positive, divide, explain, limit, make_row
 
 Point = dict[str, Any]
 """The numbers that a member was made with, and its 'seed'."""
-
-# What of a carry is one for all members (None), and what has their axis in front.
-_AXES: Any = Carry(State(None, 0), 0, Totals(None, 0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
 
 _MEMORY = 0.5
 """The part of the memory that members may fill together."""
@@ -171,14 +156,14 @@ def sweep(
   def sampling(shards: Partition) -> Sampling:
     return Sampling(shards, batch_size, reshuffle, replacement)
 
-  def steps_of(member: _Members) -> Steps:
+  def steps_of(member: Members) -> Steps:
     sim = simulate(_traced(make_algorithm, member.numbers), topology)
     return Steps(task, sim, sampling(member.shards), mapping)
 
-  def members(group: Sequence[int]) -> _Members:
+  def members(group: Sequence[int]) -> Members:
     chosen = [points[number] for number in group]
     seeds = [point['seed'] for point in chosen]
-    return _Members(
+    return Members(
       np.array(seeds, np.int32),
       {name: _weakly_typed([point[name] for point in chosen]) for name in grids},
       _stack([parts[seed] for seed in seeds]),
@@ -187,7 +172,7 @@ def sweep(
 
   data = jax.tree.map(jnp.asarray, Data(dict(task.train), *batched_tests(task, worker_examples)))
   groups = _groups(len(points), members_at_once or len(points))
-  program = _Program(steps_of, data)
+  program = Program(steps_of, data)
   bytes_per_step = sims[0].bytes_per_step(starts[seeds[0]][0])
   histories: list[History] = []
   with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
@@ -206,92 +191,6 @@ def sweep(
   return Sweep(points, histories)
 
 
-class _Members(NamedTuple):
-  """What tells runs apart; every leaf has their axis in front.
-
-  Attributes:
-    seed: int32.
-    numbers: name -> value.
-    shards: the data of each worker.
-    start: parameters and model state.
-  """
-
-  seed: Any
-  numbers: dict[str, Any]
-  shards: Partition
-  start: PyTree
-
-
-class _Program:
-  """The compiled functions of some runs at once."""
-
-  def __init__(self, steps_of: Callable[[_Members], Steps], data: Data):
-    self._steps_of, self._data = steps_of, data
-    self.start = jax.jit(self._start)
-    self.reset = jax.jit(jax.vmap(reset, in_axes=(_AXES,), out_axes=_AXES), donate_argnums=0)
-    self.member = jax.jit(_member)
-
-  def compile(self, members: _Members) -> int:
-    """Compiles for so many members; gives the bytes of memory that they need."""
-    carry, number = jax.eval_shape(self._start, members), np.int32(0)
-    limits, known = np.zeros(len(members.seed), np.float32), np.zeros(len(members.seed), bool)
-    advance, measure = jax.jit(self._advance, donate_argnums=0), jax.jit(self._measure)
-    arguments = carry, members, number, number, limits, known, self._data
-    self._chunk = advance.lower(*arguments).compile()
-    self._measured = measure.lower(carry, members, self._data).compile()
-    return max(_bytes(self._chunk), _bytes(self._measured))
-
-  def advance(
-    self,
-    carry: Carry,
-    members: _Members,
-    until: int,
-    row_at: int,
-    limits: np.ndarray,
-    known: np.ndarray,
-  ) -> Carry:
-    """Steps up to number `until`, or to a loss above its limit of a member not `known` to fail."""
-    numbers = np.int32(until), np.int32(row_at)
-    return self._chunk(carry, members, *numbers, limits, known, self._data)
-
-  def measure(self, carry: Carry, members: _Members) -> dict[str, np.ndarray]:
-    """The metrics of a row that come from the device, for each member."""
-    return jax.device_get(self._measured(carry, members, self._data))
-
-  def _start(self, members: _Members) -> Carry:
-    def start(member: _Members) -> Carry:
-      return self._steps_of(member).start(*member.start)
-
-    return jax.vmap(start, out_axes=_AXES)(members)
-
-  def _advance(
-    self,
-    carry: Carry,
-    members: _Members,
-    until: jax.Array,
-    row_at: jax.Array,
-    limits: jax.Array,
-    known: jax.Array,
-    data: Data,
-  ) -> Carry:
-    keys = jax.vmap(step_keys)(members.seed)
-
-    def going(carry: Carry) -> jax.Array:
-      return (carry.state.round < until) & ~(carry.failed.any(1) & ~known).any()
-
-    def step(member: _Members, keys: jax.Array, limit: jax.Array, carry: Carry) -> Carry:
-      return self._steps_of(member).step(keys, row_at, limit, data.train, carry)
-
-    steps = jax.vmap(step, in_axes=(0, 0, 0, _AXES), out_axes=_AXES)
-    return jax.lax.while_loop(going, lambda carry: steps(members, keys, limits, carry), carry)
-
-  def _measure(self, carry: Carry, members: _Members, data: Data) -> dict[str, jax.Array]:
-    def measure(carry: Carry, member: _Members) -> dict[str, jax.Array]:
-      return self._steps_of(member).measure(carry, data)
-
-    return jax.vmap(measure, in_axes=(_AXES, 0))(carry, members)
-
-
 class _Run(NamedTuple):
   """What the host knows of a member."""
 
@@ -302,12 +201,12 @@ class _Run(NamedTuple):
 
 
 class _Loop:
-  """Drives a `_Program` from row to row, for one group of members."""
+  """Drives a `Program` from row to row, for one group of members."""
 
   def __init__(
     self,
-    program: _Program,
-    members: _Members,
+    program: Program,
+    members: Members,
     runs: Sequence[_Run],
     on_row: Callable[[Point, Row], None] | None,
     bar: Progress,
@@ -446,21 +345,6 @@ def _groups(count: int, at_once: int) -> list[list[int]]:
   size = math.ceil(count / math.ceil(count / at_once))
   last = count - 1
   return [[min(i, last) for i in range(k, k + size)] for k in range(0, count, size)]
-
-
-def _member(carry: Carry, number: jax.Array) -> tuple[State, PyTree]:
-  workers, model_state = jax.tree.map(lambda x: x[number], (carry.state.workers, carry.model_state))
-  return State(carry.state.round, workers), model_state
-
-
-def _bytes(compiled: Any) -> int:
-  used = compiled.memory_analysis()
-  return (
-    used.argument_size_in_bytes
-    + used.output_size_in_bytes
-    + used.temp_size_in_bytes
-    - used.alias_size_in_bytes
-  )
 
 
 def _memory_of_the_device() -> float:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
+
+# networkx takes long to import, and only functions that draw or get a graph need it.
+if TYPE_CHECKING:
+  import networkx as nx
 
 __all__ = [
   'complete',
@@ -116,6 +119,7 @@ class Topology:
   def plot(self, ax: Any = None) -> Any:
     """Draws the graph (of a whole period) with matplotlib; returns the axes."""
     import matplotlib.pyplot as plt
+    import networkx as nx
 
     ax = ax or plt.subplots(figsize=(4, 4))[1]
     weights = _off_diagonal(self.matrix).T
@@ -166,20 +170,20 @@ def ring(num_workers: int) -> Topology:
   ring(8): 8 workers, degree 2, spectral gap 0.1953, rho 0.8047, mu 1.333
   """
   n = _at_least('num_workers', num_workers, 1)
-  return _metropolis(f'ring({n})', nx.cycle_graph(n))
+  return _metropolis(f'ring({n})', _cycle(n))
 
 
 def path(num_workers: int) -> Topology:
   """A line: a ring with one link missing. λ_k = 1/3 + (2/3) cos(πk/n)."""
   n = _at_least('num_workers', num_workers, 1)
-  return _metropolis(f'path({n})', nx.path_graph(n))
+  return _metropolis(f'path({n})', np.eye(n, k=1) + np.eye(n, k=-1))
 
 
 def torus(rows: int, columns: int) -> Topology:
   """A rows × columns grid that closes in both directions: weights 1/5 if both are at least 3."""
   rows, columns = _at_least('rows', rows, 1), _at_least('columns', columns, 1)
-  graph = nx.cartesian_product(nx.cycle_graph(rows), nx.cycle_graph(columns))
-  return _metropolis(f'torus({rows}, {columns})', graph)
+  edges = np.kron(_cycle(rows), np.eye(columns)) + np.kron(np.eye(rows), _cycle(columns))
+  return _metropolis(f'torus({rows}, {columns})', edges)
 
 
 def hypercube(num_workers: int) -> Topology:
@@ -189,15 +193,15 @@ def hypercube(num_workers: int) -> Topology:
     raise ValueError(
       f'num_workers={n}: a hypercube needs a power of two, such as {2 ** n.bit_length()}'
     )
-  graph = nx.empty_graph(n)
-  graph.add_edges_from((i, i ^ (1 << k)) for i in range(n) for k in range(n.bit_length() - 1))
-  return _metropolis(f'hypercube({n})', graph)
+  differ = np.bitwise_count(np.bitwise_xor.outer(np.arange(n), np.arange(n)))
+  return _metropolis(f'hypercube({n})', differ == 1)
 
 
 def star(num_workers: int) -> Topology:
   """Worker 0 with all the others: weights 1/n, spectral gap 1/n."""
   n = _at_least('num_workers', num_workers, 1)
-  return _metropolis(f'star({n})', nx.star_graph(n - 1))
+  hub = np.arange(n) == 0
+  return _metropolis(f'star({n})', np.not_equal.outer(hub, hub))
 
 
 def complete(num_workers: int) -> Topology:
@@ -234,6 +238,8 @@ def one_peer_exponential(num_workers: int) -> Topology:
 
 def erdos_renyi(num_workers: int, p: float, seed: int = 0) -> Topology:
   """Each pair is linked with probability p; drawn again until connected. Metropolis weights."""
+  import networkx as nx
+
   n = _at_least('num_workers', num_workers, 1)
   if not 0 < p <= 1:
     raise ValueError(f'p={p}: the probability of an edge must be above 0 and at most 1')
@@ -241,7 +247,7 @@ def erdos_renyi(num_workers: int, p: float, seed: int = 0) -> Topology:
   for _ in range(1000):
     graph = nx.gnp_random_graph(n, p, seed=int(rng.integers(2**31)))
     if nx.is_connected(graph):
-      return _metropolis(f'erdos_renyi({n}, p={p}, seed={seed})', graph)
+      return _metropolis(f'erdos_renyi({n}, p={p}, seed={seed})', nx.to_numpy_array(graph))
   raise ValueError(
     f'p={p}: 1000 draws with num_workers={n} gave no connected graph; '
     f'use p above ln(n)/n = {math.log(n) / n:.3g}'
@@ -276,9 +282,12 @@ def from_matrix(matrix: Any) -> Topology:
 def from_graph(graph: nx.Graph) -> Topology:
   """Metropolis weights on an undirected networkx graph; worker k is its k-th node.
 
+  >>> import networkx as nx
   >>> from_graph(nx.petersen_graph()).degree
   3
   """
+  import networkx as nx
+
   if not isinstance(graph, nx.Graph):
     raise ValueError(f'graph is a {type(graph).__name__}; from_graph takes a networkx.Graph')
   if graph.is_directed():
@@ -288,19 +297,21 @@ def from_graph(graph: nx.Graph) -> Topology:
     )
   if not len(graph):
     raise ValueError('graph has no nodes; from_graph needs one node for each worker')
-  simple = nx.Graph()
-  simple.add_nodes_from(graph)
-  simple.add_edges_from((a, b) for a, b in graph.edges() if a != b)
-  return _metropolis(f'from_graph({len(graph)} nodes)', simple)
+  return _metropolis(f'from_graph({len(graph)} nodes)', nx.to_numpy_array(graph, weight=None))
 
 
-def _metropolis(name: str, graph: nx.Graph) -> Topology:
-  adjacency = nx.to_numpy_array(graph, weight=None)
-  np.fill_diagonal(adjacency, 0)
-  degree = adjacency.sum(1)
-  w = adjacency / (1 + np.maximum.outer(degree, degree))
+def _metropolis(name: str, edges: np.ndarray) -> Topology:
+  """Metropolis weights where `edges` (n, n) is not 0 and off the diagonal."""
+  linked = _off_diagonal(edges) != 0
+  degree = linked.sum(1)
+  w = linked / (1 + np.maximum.outer(degree, degree))
   np.fill_diagonal(w, 1 - w.sum(1))
   return Topology(name, w[None])
+
+
+def _cycle(n: int) -> np.ndarray:
+  """(n, n): not 0 between neighbours on a circle; on the diagonal if n is 1."""
+  return _shift(n, 1) + _shift(n, -1)
 
 
 def _hops(n: int) -> list[int]:
@@ -385,6 +396,8 @@ def _regular(counts: np.ndarray) -> np.ndarray:
 
 def _layout(graph: nx.Graph, matrix: np.ndarray) -> dict[int, np.ndarray]:
   """A circle where everyone's neighbourhood looks the same, else by distances in the graph."""
+  import networkx as nx
+
   if _circulant_hops((matrix != 0).astype(int)) is not None:
     return nx.circular_layout(graph)
   return nx.kamada_kawai_layout(graph.to_undirected(), weight=None)

@@ -26,13 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
-from rich.console import Console
-from rich.table import Table
 
 import decomp
 from decomp import algorithms, compressors, data, models, tasks, topology
 from decomp.run import Run, Sampling
-from experiments import output, settings
+from experiments import output, report, settings
+from experiments.torch_loop import torch_loop
 
 GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
 ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
@@ -224,51 +223,6 @@ def resnet() -> Iterator[Row]:
   yield Row('resnet', what + 'compile', training.compile_seconds, unit=' s')
 
 
-def torch_loop(n: int, batch_size: int, count: int) -> Callable[[], Any]:
-  """Gradients of n ResNet-20 in PyTorch, one after another, in its fast memory format."""
-  import torch
-  from torch import nn
-
-  class Block(nn.Module):  # type: ignore[misc,name-defined]
-    def __init__(self, inputs: int, outputs: int, stride: int):
-      super().__init__()
-      self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-      self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-      self.norms = nn.ModuleList([nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)])
-      self.stride, self.grow = stride, outputs - inputs
-
-    def forward(self, x: Any) -> Any:
-      y = torch.relu(self.norms[0](self.first(x)))
-      y = self.norms[1](self.second(y))
-      short = x[:, :, :: self.stride, :: self.stride]
-      if self.grow:
-        short = nn.functional.pad(short, (0, 0, 0, 0, 0, self.grow))
-      return torch.relu(y + short)
-
-  def model() -> Any:
-    widths = [16] * 3 + [32] * 3 + [64] * 3
-    blocks = [Block(a, b, 1 + (a != b)) for a, b in zip([16, *widths[:-1]], widths, strict=True)]
-    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
-    return nn.Sequential(*stem, *blocks, *head).to(memory_format=torch.channels_last)
-
-  everyone = [model() for _ in range(n)]
-  x = torch.randn(batch_size, 3, 32, 32).to(memory_format=torch.channels_last)
-  labels = torch.randint(0, 10, (batch_size,))
-
-  def program() -> None:
-    for _ in range(count):
-      for one in everyone:
-        loss = nn.functional.cross_entropy(one(x), labels)
-        one.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-          for p in one.parameters():
-            p -= 0.01 * p.grad
-
-  return program
-
-
 def exchange() -> Iterator[Row]:
   """Quantize, mix on a ring and update, in multiples of a copy of the same array in a loop."""
   for n, size in ((8, 1_000_000), (64, 1_000_000 if not settings.SMOKE.value else 1000)):
@@ -444,17 +398,13 @@ def start() -> Iterator[Row]:
 
 def print_table(rows: Sequence[Row]) -> None:
   """Prints rows as a table."""
-  table = Table(
-    title=f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}'
-  )
-  for column in ('what', 'measured', 'goal', ''):
-    table.add_column(column, justify='right' if column == 'measured' else 'left')
-  for row in rows:
-    mark = {True: 'met', False: 'missed', None: ''}[row.met]
-    table.add_row(row.what, f'{row.value:.3g}{row.unit}', row.goal, mark)
-  console = Console()
-  console.width = console.width if console.is_terminal else 140
-  console.print(table)
+  marks = {True: 'met', False: 'missed', None: ''}
+  shown = [
+    {'what': r.what, 'measured': f'{r.value:.3g}{r.unit}', 'goal': r.goal, '': marks[r.met]}
+    for r in rows
+  ]
+  title = f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}'
+  report.print_table(shown, title)
 
 
 if __name__ == '__main__':

@@ -22,13 +22,13 @@ from pathlib import Path
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, plots
+from decomp import plots
 from experiments import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',
   ['allreduce', 'd_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'],
-  f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own',
+  settings.ALGORITHM_HELP,
 )
 flags.adopt_module_key_flags(settings)
 

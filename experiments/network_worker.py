@@ -23,7 +23,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import decomp
-from decomp import algorithms, compressors, spec, topology
+from decomp import compressors, spec, topology
 
 
 class Exchange(NamedTuple):
@@ -40,9 +40,7 @@ class Exchange(NamedTuple):
 
 def build_algorithm(text: str) -> decomp.Algorithm:
   """The algorithm of a flag such as 'dcd_psgd(stochastic_quantizer(4))', with plain SGD."""
-  optimizer = optax.sgd(1e-3)
-  makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
-  return spec.build(text, [makers, compressors], kind='algorithm')
+  return spec.build(text, [spec.algorithms(optax.sgd(1e-3)), compressors], kind='algorithm')
 
 
 def exchange(text: str, num_workers: int, size: int) -> Exchange:

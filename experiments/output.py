@@ -69,8 +69,8 @@ def say(text: str) -> None:
 
 
 def say_verdict(setup: settings.Setup, algorithm: decomp.Algorithm) -> None:
-  """Prints what to expect of a run, from shapes alone: about a second, whatever the model."""
-  if settings.SMOKE.value:
+  """Prints what to expect of a run, in the first process: from shapes alone, in about a second."""
+  if settings.SMOKE.value or not processes.is_first():
     return
   shapes, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
   found = theory.preflight(algorithm, setup.topology, shapes, steps=setup.steps)

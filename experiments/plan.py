@@ -12,8 +12,8 @@ or from numbers of steps, for any task (bytes need only its model):
 
 The seconds of a gradient and of compression are measured on this machine, unless --compute gives
 the former. Results go to one folder: plan.json, and winners.png with the fastest algorithm over a
-grid of bandwidths and latencies. The model is explained in decomp/cost.py; how well it predicts
-what experiments.network_bench has measured is told by
+grid of bandwidths and latencies. The model is explained in decomp/cost; how well it predicts what
+experiments.network_bench has measured is told by
 
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
@@ -25,7 +25,6 @@ import json
 import math
 import re
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ GRID = {'bandwidth': np.geomspace(1e6, 1e10, 121), 'latency': np.geomspace(1e-5,
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  try:
+  with settings.mistakes_in_one_line(stopped='stopped'):
     if MEASURED.value:
       compare_with(Path(MEASURED.value))
       return
@@ -83,8 +82,6 @@ def main(argv: Sequence[str]) -> None:
     path = output.choose_folder('plan')
     times = cost.winner_map(works, **GRID, links=links)
     rows = table(works, links)
-  except (ValueError, FileNotFoundError) as error:
-    sys.exit(f'error: {error}')
   path.mkdir(parents=True, exist_ok=True)
   output.save_plot(plots.winner_map(times, _baseline(works).name).figure, path / 'winners.png')
   report.print_table(rows, f'{works[0].topology.name} at {_at(links)}')

@@ -20,13 +20,13 @@ import jax
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, theory
+from decomp import theory
 from experiments import report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',
   ['d_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'],
-  f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own',
+  settings.ALGORITHM_HELP,
 )
 flags.adopt_module_key_flags(settings)
 
@@ -34,7 +34,7 @@ flags.adopt_module_key_flags(settings)
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  with settings.mistakes_in_one_line():
+  with settings.mistakes_in_one_line(stopped='stopped'):
     setup = settings.build_setup()
     chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
     found = look(setup, chosen)

@@ -49,6 +49,9 @@ OPTIMIZER = flags.DEFINE_string(
   'Each worker\'s optimizer with its learning rate or schedule, from optax: "sgd(0.1, '
   'momentum=0.9)", "adam(1e-3)", "chain(add_decayed_weights(1e-4), sgd(warmup_step_decay(0.1)))".',
 )
+ALGORITHM_HELP = (
+  f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own'
+)
 CONSENSUS_RATE = flags.DEFINE_float(
   'consensus_rate', 0.2, 'For choco_sgd: the step size towards the neighbours.', 0.0, 1.0
 )
@@ -172,14 +175,20 @@ def make_devices(count: int) -> None:
 
 
 @contextlib.contextmanager
-def mistakes_in_one_line() -> Iterator[None]:
-  """Ends the program with one sentence where the user can do something about it."""
+def mistakes_in_one_line(
+  stopped: str = 'stopped; the same command with --resume continues from here',
+) -> Iterator[None]:
+  """Ends the program with one sentence where the user can do something about it.
+
+  Args:
+    stopped: what to say after Ctrl-C.
+  """
   try:
     yield
   except (ValueError, FileNotFoundError) as error:
     sys.exit(f'error: {error}')
   except KeyboardInterrupt:
-    sys.exit('\nstopped; the same command with --resume continues from here')
+    sys.exit(f'\n{stopped}')
 
 
 def build_setup() -> Setup:
@@ -254,10 +263,9 @@ def build_algorithm(
   optimizer = spec.build(
     OPTIMIZER.value, [{**spec.optimizers(), 'warmup_step_decay': decay}, values], kind='optimizer'
   )
-  makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
   return spec.build(
     text,
-    [makers, compressors, values],
+    [spec.algorithms(optimizer), compressors, values],
     kind='algorithm',
     compressor=spec.build(COMPRESSOR.value, [compressors, values], kind='compressor'),
     consensus_rate=CONSENSUS_RATE.value,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ Grids = Mapping[str, Any]
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  with settings.mistakes_in_one_line():
+  with settings.mistakes_in_one_line(stopped='stopped'):
     _refuse_other_flags()
     grids, seeds = read_grids(GRID.value), read_seeds(SEEDS.value)
     setup = settings.build_setup()
@@ -65,10 +64,7 @@ def main(argv: Sequence[str]) -> None:
       )
     path = output.choose_folder(f'sweep-{setup.task.name}-{setup.topology.name}')
     output.say(f'{setup.task.name} on {setup.topology} -> {path}')
-    try:
-      rows = sweep(setup, chosen, seeds, path)
-    except KeyboardInterrupt:
-      sys.exit('\nstopped')
+    rows = sweep(setup, chosen, seeds, path)
   title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps, {len(seeds)} seeds'
   save(rows, chosen, path, title)
   report.print_table([_shown(row, grids) for row in rows], title)

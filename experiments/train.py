@@ -17,14 +17,10 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from decomp import algorithms, plots, processes
+from decomp import plots, processes
 from experiments import output, report, settings
 
-ALGORITHM = flags.DEFINE_string(
-  'algorithm',
-  'dcd_psgd',
-  f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own.',
-)
+ALGORITHM = flags.DEFINE_string('algorithm', 'dcd_psgd', f'{settings.ALGORITHM_HELP}.')
 flags.adopt_module_key_flags(settings)
 
 

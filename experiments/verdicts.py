@@ -19,7 +19,6 @@ writes results.json and results.md.
 from __future__ import annotations
 
 import collections
-import functools
 import json
 import warnings
 from collections.abc import Iterator, Sequence
@@ -136,10 +135,7 @@ class Lab:
 
   def judge(self, text: str) -> Result:
     """Asks for the verdict, and then looks."""
-    makers = {
-      name: functools.partial(getattr(algorithms, name), self._optimizer)
-      for name in algorithms.__all__
-    }
+    makers = spec.algorithms(self._optimizer)
     with warnings.catch_warnings():
       warnings.filterwarnings('ignore', '.* which is biased')
       algorithm = spec.build(text, [makers, compressors], kind='algorithm')

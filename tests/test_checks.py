@@ -111,7 +111,9 @@ def test_import_is_quiet_and_starts_nothing():
   code = (
     'import decomp, sys; from jax._src import xla_bridge; '
     'assert not xla_bridge._backends, "a backend was started"; '
-    'heavy = {"tensorflow", "matplotlib", "flax", "orbax", "sklearn", "tensorflow_datasets"}; '
+    'decomp.topology.ring(8), decomp.topology.torus(4, 4); '
+    'heavy = {"tensorflow", "matplotlib", "flax", "networkx", "orbax", "sklearn", '
+    '"tensorflow_datasets"}; '
     'assert not heavy & set(sys.modules), heavy & set(sys.modules)'
   )
   subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True, timeout=120)

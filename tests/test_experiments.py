@@ -156,6 +156,27 @@ def test_ctrl_c_says_how_to_continue(train, monkeypatch, tmp_path):
     train(*TINY, f'--output={tmp_path}')
 
 
+def test_other_processes_compute_no_verdict(train, monkeypatch):
+  module = train.module
+  train.parse(*TINY)
+  setup = module.settings.build_setup()
+  algorithm = module.settings.build_algorithm('dcd_psgd', setup.steps)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(module.output.theory, 'preflight', lambda *_, **__: pytest.fail('asked'))
+  module.output.say_verdict(setup, algorithm)
+
+
+@pytest.mark.parametrize('name', ['plan', 'preflight', 'sweep'])
+def test_ctrl_c_where_nothing_can_be_continued(name, monkeypatch):
+  def interrupted():
+    raise KeyboardInterrupt
+
+  program = Program(name, monkeypatch)
+  monkeypatch.setattr(program.module.settings, 'build_setup', interrupted)
+  with pytest.raises(SystemExit, match=r'^\nstopped$'):
+    program(*TINY, '--algorithm=d_psgd=10')
+
+
 def test_compare(compare, tmp_path, capsys):
   """With an algorithm that takes the flags' compressor and one with its own."""
   own = 'choco_sgd(random_k(0.5), consensus_rate=0.3)'
@@ -200,6 +221,7 @@ def test_compare_takes_each_algorithm_once(compare, tmp_path):
   ('flag', 'kind', 'meant'),
   [
     ('--algorithm=dcd_pgsd', 'algorithm', 'dcd_psgd'),
+    ('--algorithm=dcd', 'algorithm', 'dcd_psgd'),
     ('--compressor=topk(0.1)', 'compressor', 'top_k'),
     ('--topology=rings(8)', 'topology', 'ring'),
     ('--optimizer=sdg(0.1)', 'optimizer', 'sgd'),

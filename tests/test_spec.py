@@ -270,6 +270,14 @@ def test_unknown_names_are_explained():
 
 
 @pytest.mark.parametrize(
+  ('name', 'meant'), [('id', 'identity'), ('to', 'top_k'), ('qua', 'quantizer')]
+)
+def test_the_beginning_of_a_name_is_enough_for_a_hint(name, meant):
+  with pytest.raises(ValueError, match=f"unknown name '{name}'; did you mean '{meant}'"):
+    spec.build(f'{name}(4)', COMPRESSORS)
+
+
+@pytest.mark.parametrize(
   ('text', 'problem'),
   [
     ('quantizer(bit=4)', "'bit'"),

@@ -155,12 +155,12 @@ def traced(task, make, numbers, graph=RING, mapping='vmap'):
     sim = decomp.simulate(make(**member.numbers), graph)
     return decomp.run.Steps(task, sim, Sampling(member.shards, 2), mapping)
 
-  members = sweeping._Members(
+  members = sweeping.Members(
     np.arange(2, dtype=np.int32),
     {name: jnp.array([value, value]) for name, value in numbers.items()},
     *(jax.tree.map(lambda x: np.stack([x, x]), tree) for tree in (shards, start)),
   )
-  program = sweeping._Program(steps_of, run._data)
+  program = sweeping.Program(steps_of, run._data)
   limits, known = np.zeros(2, np.float32), np.zeros(2, bool)
   zero, carry = np.int32(0), jax.eval_shape(program._start, members)
   many = jax.make_jaxpr(program._advance)(carry, members, zero, zero, limits, known, run._data)
@@ -236,11 +236,11 @@ def test_members_that_fit_the_memory(monkeypatch):
   """If six need twice the memory they may have, three run at once."""
   made = []
 
-  def compile(program, members, compile=sweeping._Program.compile):
+  def compile(program, members, compile=sweeping.Program.compile):
     made.append((len(members.seed), compile(program, members)))
     return made[-1][1]
 
-  monkeypatch.setattr(sweeping._Program, 'compile', compile)
+  monkeypatch.setattr(sweeping.Program, 'compile', compile)
   monkeypatch.setattr(sweeping, '_memory_of_the_device', lambda: made[0][1] * 1.02)
   found = decomp.sweep(logistic(), gossip, RING, 2, 2, seeds=range(6), learning_rate=(0.1,))
   assert [members for members, _ in made] == [6, 3]

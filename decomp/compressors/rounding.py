@@ -43,13 +43,7 @@ def threefry(key: jax.Array, size: int) -> jax.Array:
 def counter_hash(key: jax.Array, size: int) -> jax.Array:
   """Random uint32 words: two finalisers of MurmurHash3 of the element's number, a key in each."""
   first, second = keys.words(key)
-  return _mix(_mix(jnp.arange(size, dtype=jnp.uint32) ^ first) ^ second)
+  return keys.murmur(keys.murmur(jnp.arange(size, dtype=jnp.uint32) ^ first) ^ second)
 
 
 DITHERS: dict[str, Dither] = {'threefry': threefry, 'hash': counter_hash}
-
-
-def _mix(x: jax.Array) -> jax.Array:
-  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-  return x ^ (x >> 16)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from decomp import keys
 from decomp.data.partition import Partition
 
 _ROUNDS = 24
@@ -61,13 +62,13 @@ def sample(
     raise ValueError(f'batch_size={batch_size}: must be from 1 to {limit}')
   indices, lengths = jnp.asarray(partition.indices), jnp.asarray(partition.lengths)
   if replacement:
-    worker_key = jax.random.fold_in(jax.random.fold_in(key, worker), step)
+    worker_key = keys.fold_in(keys.fold_in(key, worker), step)
     return indices[worker, jax.random.randint(worker_key, (batch_size,), 0, lengths[worker])]
   epoch, position = _place(step, batch_size, lengths[worker])
   if reshuffle:
     start = jnp.where(jnp.arange(len(lengths)) < worker, lengths, 0).sum().astype(jnp.uint32)
     return permute(key, epoch, start + position, lengths.sum())
-  local = permute(jax.random.fold_in(key, worker), epoch, position, lengths[worker])
+  local = permute(keys.fold_in(key, worker), epoch, position, lengths[worker])
   return indices[worker, local]
 
 
@@ -96,12 +97,12 @@ def permute(key: jax.Array, epoch: jax.Array, position: jax.Array, size: jax.Arr
   words = jax.random.bits(key, (_ROUNDS, 2, *[1] * position.ndim), jnp.uint32)
   # The epoch enters by a hash, not by fold_in: one batch may meet many epochs, and a threefry
   # key for every element of it would cost more than the shuffle.
-  mixed = _hash(_hash(epoch)[None, None] ^ words)
+  mixed = keys.murmur(keys.murmur(epoch)[None, None] ^ words)
 
   def swap_or_not(x: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
     shift, salt = word
     partner = jnp.where(x <= shift, shift - x, shift + (size - x))
-    swap = _hash(jnp.maximum(x, partner) ^ salt) & 1
+    swap = keys.murmur(jnp.maximum(x, partner) ^ salt) & 1
     return jnp.where(swap == 1, partner, x), None
 
   # A few rounds at a time: one alone is too little work for a loop's step, and XLA fails to compile
@@ -170,10 +171,3 @@ def _place(step: jax.Array, batch_size: int, length: jax.Array) -> tuple[jax.Arr
   passes, rest = jnp.divmod(jnp.asarray(step).astype(jnp.uint32), length)
   position = rest * batch_size + jnp.arange(batch_size, dtype=jnp.uint32)
   return passes * batch_size + position // length, position % length
-
-
-def _hash(x: jax.Array) -> jax.Array:
-  """Mixes the bits of uint32 words: the finaliser of MurmurHash3."""
-  x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-  x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-  return x ^ (x >> 16)
