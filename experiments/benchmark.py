@@ -3,9 +3,10 @@ r"""How fast decomp is, in ratios: each number against a reference measured in t
   python -m experiments.benchmark
   python -m experiments.benchmark --only=exchange --only=small
 
-Every row times two or more programs in turns and divides medians, so that it means the same on a
-machine that is slow or busy. `goal` is what the row should be at most (or at least); a row that
-misses it is marked, and the program goes on. Results go to a folder: results.json and the table.
+Every row times two or more programs in turns, divides the times of each turn and takes the median,
+so that it means the same on a machine that is slow or busy. `goal` is what the row should be at
+most (or at least); a row that misses it is marked, and the program goes on. Results go to a folder:
+results.json and the table.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Row(NamedTuple):
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  with settings.mistakes_in_one_line():
+  with settings.mistakes_in_one_line('stopped'):
     path = output.choose_folder('benchmark')
     rows = []
     for row in measure(ONLY.value or GROUPS):
@@ -98,8 +99,20 @@ def measure(groups: Sequence[str]) -> Iterator[Row]:
       yield from functions[group]()
 
 
-def in_turns(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-  """Seconds of each program: medians over turns, after a first call that does not count."""
+class Times(dict[str, np.ndarray]):
+  """The seconds of each program in every turn."""
+
+  def ratio(self, one: str, other: str) -> float:
+    """The median over turns of one program's time over the other's in the same turn."""
+    return float(np.median(self[one] / self[other]))
+
+  def median(self, name: str) -> float:
+    """The seconds of one program."""
+    return float(np.median(self[name]))
+
+
+def in_turns(programs: dict[str, Callable[[], Any]]) -> Times:
+  """Times of programs that take turns, after a first call of each that does not count."""
   for program in programs.values():
     jax.block_until_ready(program())
   times: dict[str, list[float]] = {name: [] for name in programs}
@@ -108,7 +121,7 @@ def in_turns(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
       began = time.perf_counter()
       jax.block_until_ready(program())
       times[name].append(time.perf_counter() - began)
-  return {name: float(np.median(seconds)) for name, seconds in times.items()}
+  return Times({name: np.array(seconds) for name, seconds in times.items()})
 
 
 def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Callable[[], Any]:
@@ -212,13 +225,13 @@ def resnet() -> Iterator[Row]:
     programs['torch'] = torch_loop(8, 16, 2)
   found = in_turns(programs)
   what = 'ResNet-20, n = 8, b = 16: '
-  yield Row('resnet', what + 'step / gradients', found['step'] / found['gradients'], '<= 1.05')
-  yield Row('resnet', what + 'gradients / one plain', found['gradients'] / found['plain'], '<= 0.6')
+  yield Row('resnet', what + 'step / gradients', found.ratio('step', 'gradients'), '<= 1.05')
+  yield Row('resnet', what + 'gradients / one plain', found.ratio('gradients', 'plain'), '<= 0.6')
   if 'torch' in found:
     yield Row(
-      'resnet', what + 'gradients / PyTorch loop', found['gradients'] / found['torch'], '<= 1.0'
+      'resnet', what + 'gradients / PyTorch loop', found.ratio('gradients', 'torch'), '<= 1.0'
     )
-  rate = 2 * 8 * 16 / found['step']
+  rate = 2 * 8 * 16 / found.median('step')
   yield Row('resnet', what + 'samples per second', rate, unit='/s')
   yield Row('resnet', what + 'compile', training.compile_seconds, unit=' s')
 
@@ -238,8 +251,8 @@ def exchange() -> Iterator[Row]:
     found = in_turns(programs)
     what = f'exchange, n = {n}, d = 1 M: '
     for name, goal in (('PRNG', '<= 12'), ('hash', '<= 8')):
-      yield Row('exchange', f'{what}8 bits, {name} / copy', found[name] / found['copy'], goal)
-    yield Row('exchange', f'{what}4 bits / 8 bits', found['4 bits'] / found['PRNG'], '<= 1.3')
+      yield Row('exchange', f'{what}8 bits, {name} / copy', found.ratio(name, 'copy'), goal)
+    yield Row('exchange', f'{what}4 bits / 8 bits', found.ratio('4 bits', 'PRNG'), '<= 1.3')
 
 
 def _exchange(sim: decomp.Simulation, _: jax.Array, state: decomp.State) -> decomp.State:
@@ -259,7 +272,7 @@ def mlp() -> Iterator[Row]:
   programs['gradients'] = runs['dcd_psgd'].gradients(5)
   found = in_turns(programs)
   for name, goal in (('dcd_psgd', '<= 1.6'), ('ecd_psgd', '<= 1.8')):
-    ratio = found[name] / found['gradients']
+    ratio = found.ratio(name, 'gradients')
     yield Row('mlp', f'MLP 784-256-10, n = 64: {name} step / gradients', ratio, goal)
   yield Row('mlp', 'MLP, n = 64: compile dcd_psgd', runs['dcd_psgd'].compile_seconds, unit=' s')
 
@@ -275,15 +288,15 @@ def workers() -> Iterator[Row]:
       'many': Training(make(256), 256, 16, quantized()).steps(many),
     }
     found = in_turns(programs)
-    ratio = (found['many'] / many / 256) / (found['few'] / few / 8)
+    ratio = found.ratio('many', 'few') * (few * 8) / (many * 256)
     yield Row('workers', f'{what}: cost per worker, n = 256 / n = 8', ratio, '<= 1.3')
   # What is left of the growth when nothing but memory is at work: 8 models fit into caches.
   size = 784 * 256 + 256 * 10 + 266
   copies = {n: loop(lambda _, x: x * 1.0001, jnp.zeros((n, size)), 512 // n) for n in (8, 256)}
   found = in_turns({str(n): program for n, program in copies.items()})
-  yield Row('workers', 'MLP: a copy per worker, n = 256 / n = 8', found['256'] / found['8'])
+  yield Row('workers', 'MLP: a copy per worker, n = 256 / n = 8', found.ratio('256', '8'))
   training = Training(tasks.logistic_regression(32 * 1024, 123), 1024, 16, quantized())
-  seconds = in_turns({'step': training.steps(100)})['step']
+  seconds = in_turns({'step': training.steps(100)}).median('step')
   yield Row('workers', 'logistic regression, n = 1024', 100 / seconds, unit=' steps/s')
 
 
@@ -326,7 +339,7 @@ def small() -> Iterator[Row]:
         task, quantized(), topology.ring(n), steps, batch_size, eval_every=1000, progress=False
       )
       rates.append(history.steps_per_second)
-      hand.append(steps / in_turns({'by hand': by_hand(n, batch_size, steps)})['by hand'])
+      hand.append(steps / in_turns({'by hand': by_hand(n, batch_size, steps)}).median('by hand'))
     what = f'logistic regression, n = {n}, d = 123, b = {batch_size}: '
     ratio = float(np.median(rates) / np.median(hand))
     yield Row('small', what + 'train / a loop by hand', ratio, '>= 0.6')
@@ -392,8 +405,8 @@ def start() -> Iterator[Row]:
       for name, command in commands.items()
     }
   )
-  yield Row('start', 'import decomp', found['import decomp'], '<= 1.5', ' s')
-  yield Row('start', 'experiments.train --help', found['train --help'], unit=' s')
+  yield Row('start', 'import decomp', found.median('import decomp'), '<= 1.5', ' s')
+  yield Row('start', 'experiments.train --help', found.median('train --help'), unit=' s')
 
 
 def print_table(rows: Sequence[Row]) -> None:
