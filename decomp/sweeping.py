@@ -25,7 +25,17 @@ from decomp.run import Data, Sampling, Steps, batched_tests, choose_mapping, ini
 from decomp.simulate import Simulation, simulate
 from decomp.tasks import Task
 from decomp.topology import Topology
-from decomp.training import History, Row, check_positive, divide, explain, limit, make_row
+from decomp.training import (
+  History,
+  Row,
+  check_positive,
+  divide,
+  explain,
+  explain_scatter,
+  is_scattered,
+  limit,
+  make_row,
+)
 
 Point = dict[str, Any]
 """The numbers that a member was made with, and its 'seed'."""
@@ -249,12 +259,17 @@ class _Loop:
     fresh = failed.any(1) & ~self._known
     if is_row or fresh.any():
       self._add_rows(_true(~self._known if is_row else fresh))
-    for number in _true(fresh):
-      history = self._histories[number]
-      sim = self._runs[number].sim
-      history.diverged = explain(sim, history, losses[number], failed[number])
-      self._finish(number)
-    self._known = self._known | fresh
+    scattered = np.zeros_like(fresh)
+    for number in _true(~self._known):
+      history, sim = self._histories[number], self._runs[number].sim
+      if fresh[number]:
+        history.diverged = explain(sim, history, losses[number], failed[number])
+      elif is_scattered(history[-1]):
+        scattered[number] = True
+        history.diverged = explain_scatter(sim, history[-1])
+      if history.diverged:
+        self._finish(number)
+    self._known = self._known | fresh | scattered
     if is_row:
       self._carry = self._program.reset(self._carry)
 

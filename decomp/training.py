@@ -85,7 +85,8 @@ def train(
   """Trains with one algorithm on one topology.
 
   A run whose loss is no longer finite, or 1000 times what it was, ends at that very step with a
-  warning; `history.diverged` then says where and what to try.
+  warning, and one whose models are not finite at the next row; `history.diverged` then says where
+  and what to try.
 
   Args:
     task: what to train.
@@ -253,9 +254,12 @@ class _Loop:
     self._seconds += took
     self._pace = (self._step - before) / max(took, 1e-9)
     if failed.any():
-      self._history.diverged = explain(self._run.sim, self._history, losses, failed)
-      warnings.warn(self._history.diverged, RuntimeWarning, stacklevel=4)
+      self._stop(explain(self._run.sim, self._history, losses, failed))
     return self._step
+
+  def _stop(self, reason: str) -> None:
+    self._history.diverged = reason
+    warnings.warn(reason, RuntimeWarning, stacklevel=5)
 
   def _add_row(self) -> None:
     step, run = self._step, self._run
@@ -266,6 +270,8 @@ class _Loop:
     self._carry = run.reset(self._carry)
     self._history.append(row)
     self._on_row(row)
+    if not self._history.diverged and is_scattered(row):
+      self._stop(explain_scatter(run.sim, row))
 
   def _save(self) -> None:
     if self._checkpointer:
@@ -299,13 +305,30 @@ def limit(history: History) -> float:
 
 
 def explain(sim: Simulation, history: History, losses: np.ndarray, failed: np.ndarray) -> str:
-  """Where and how a run went wrong, and what to try."""
+  """Where and how a run's loss went wrong, and what to try."""
   step = failed[failed > 0].min()
   worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
   start = history[0].get('test_loss', math.nan)
+  what = f'the loss of worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}'
+  return _diverged(sim, int(step), what)
+
+
+def is_scattered(row: Row) -> bool:
+  """Whether models are not finite, or too far apart to measure.
+
+  Their loss can stay finite: that of a network whose units are all off is log(classes).
+  """
+  return not math.isfinite(row['consensus_distance'])
+
+
+def explain_scatter(sim: Simulation, row: Row) -> str:
+  """The same as `explain`, of a run whose loss tells nothing."""
+  return _diverged(sim, row['step'], 'models are no longer finite, or too far apart to measure')
+
+
+def _diverged(sim: Simulation, step: int, what: str) -> str:
   return (
-    f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: the loss of '
-    f'worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}. Try a smaller '
+    f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: {what}. Try a smaller '
     'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
     'consensus_rate bears the strongest compression.'
   )

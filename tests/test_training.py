@@ -235,6 +235,35 @@ def test_divergence_stops_the_run_at_that_step(value):
   np.testing.assert_array_equal(history.model_state, np.full(4, 5))
 
 
+def test_models_that_scatter_stop_the_run_at_the_next_row():
+  """Though the loss of each is 0 all the time, as that of a network whose units are all off."""
+  labels = np.arange(4, dtype=np.int32)
+
+  def loss(params, state, batch, key):
+    away = 1e30 * batch['label'][0].astype(jnp.float32)
+    return away * (params - jax.lax.stop_gradient(params)).sum(), state
+
+  def evaluate(params, state, batch):
+    return {'loss': jnp.zeros(1)}
+
+  task = decomp.Task(
+    'away', lambda key: (jnp.ones(2), ()), loss, evaluate, {'label': labels}, {'label': labels[:1]}
+  )
+
+  def make(learning_rate):
+    return algorithms.d_psgd(optax.sgd(learning_rate))
+
+  options = {'steps': 9, 'batch_size': 1, 'shards': 'by_label', 'eval_every': 3}
+  with pytest.warns(RuntimeWarning, match='diverged at step 3: models are no longer finite'):
+    alone = decomp.train(task, make(1.0), topology.ring(4), **options)
+  assert [row['step'] for row in alone] == [0, 3]
+  swept = decomp.sweep(
+    task, make, topology.ring(4), seeds=(0,), learning_rate=(0.0, 1.0), **options
+  )
+  assert [len(history) for history in swept.histories] == [4, 2]
+  assert [history.diverged for history in swept.histories] == [None, alone.diverged]
+
+
 def test_a_clock_on_a_simulated_network():
   """A share of the work, and for each step 8 bits of 3 + 1 floats to two neighbours."""
   task = decomp.tasks.logistic_regression(64, 3)
