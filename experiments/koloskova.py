@@ -133,10 +133,7 @@ def tuned(setup: settings.Setup, text: str, goal: float, path: Path) -> tuple[st
   """The first learning rate whose accuracy reaches the goal, or the best one, and its run."""
   best: tuple[str, decomp.History] | None = None
   for rate in LEARNING_RATES.value:
-    with warnings.catch_warnings():
-      warnings.filterwarnings('ignore', '.* which is biased')
-      values = {'learning_rate': functools.partial(float, rate)}
-      algorithm = settings.build_algorithm(text, setup.steps, values)
+    algorithm = build(text, setup.steps, rate)
     folder = output.Folder(path / output.slug(f'{algorithm.name}-{rate}'))
     found = rate, settings.run(setup, algorithm, folder)
     best = found if best is None else max(best, found, key=lambda pair: _rank(pair[1]))
@@ -144,6 +141,14 @@ def tuned(setup: settings.Setup, text: str, goal: float, path: Path) -> tuple[st
       break
   assert best is not None
   return best
+
+
+def build(text: str, steps: int, rate: str) -> decomp.Algorithm:
+  """An algorithm with this learning rate; that a compressor is biased is meant so here."""
+  with warnings.catch_warnings():
+    warnings.filterwarnings('ignore', '.* which is biased')
+    values = {'learning_rate': functools.partial(float, rate)}
+    return settings.build_algorithm(text, steps, values)
 
 
 def _rank(history: decomp.History) -> float:
