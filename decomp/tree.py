@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import optax
 
 from decomp import keys
 from decomp.base import Compressor, Info, Network, PyTree
+from decomp.once import once
 
 
 class Message(NamedTuple):
@@ -62,35 +63,9 @@ def compress(
       values = [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
     return values, _info(compressor, leaves, values)
 
-  values, info = _once(roundtrip, leaf_keys, leaves)
+  values, info = once(roundtrip, leaf_keys, leaves)
   value = jax.tree.unflatten(treedef, values)
   return Message(own, decode, value, info)
-
-
-def _once(function: Callable[..., PyTree], leaf_keys: jax.Array, leaves: list[jax.Array]) -> PyTree:
-  """function(leaf_keys, leaves), with `leaves` and the result each written to memory once.
-
-  A compiler that fuses everything into one loop computes the message, random numbers included, anew
-  for each neighbour that adds it. On CPU nothing but control flow keeps XLA from it: the result of
-  a condition that always holds, in a way that the compiler does not see.
-  """
-  if jax.default_backend() != 'cpu':
-    return jax.lax.optimization_barrier(function(leaf_keys, jax.lax.optimization_barrier(leaves)))
-  holds = _holds(jax.random.key_data(leaf_keys))
-  zeros = optax.tree.zeros_like(jax.eval_shape(function, leaf_keys, leaves))
-  return jax.lax.cond(holds, function, lambda *_: zeros, leaf_keys, leaves)
-
-
-@jax.custom_batching.custom_vmap
-def _holds(words: jax.Array) -> jax.Array:
-  """True, for all workers at once: a condition of each worker's own would compute both branches."""
-  return (words.reshape(-1)[0] | 1) != 0
-
-
-@_holds.def_vmap
-def _holds_for_all(axis_size: int, in_batched: Any, words: jax.Array) -> tuple[jax.Array, bool]:
-  del axis_size, in_batched
-  return _holds(words), False
 
 
 def exact(tree: PyTree) -> Info:

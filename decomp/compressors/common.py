@@ -12,6 +12,7 @@ import numpy as np
 from decomp import wire
 from decomp.base import Compressor, PyTree
 from decomp.compressors.rounding import DITHERS
+from decomp.once import once
 
 
 class Coded(NamedTuple):
@@ -37,7 +38,7 @@ def coder(
   """
 
   def encode(key: jax.Array, x: jax.Array) -> Coded:
-    codes, scale = quantize(key, _flat(x))
+    codes, scale = once(quantize, key, _flat(x))  # each byte is made of several
     return Coded(wire.pack_bits(codes, bits), scale)
 
   def decode(payload: Coded, like: Any) -> jax.Array:
