@@ -105,8 +105,8 @@ def main(argv: Sequence[str]) -> None:
     output.Folder(path).write_config(learning_rates=LEARNING_RATES.value)
     reference = tuned(setup, 'allreduce', math.inf, path)[1][-1]['test_accuracy']
     output.say(f'allreduce: {reference:.2%}')
-    cells = []
-    for cell in run(setup, reference, path):
+    cells: list[Cell] = []
+    for cell in run(setup, reference, path, read(path) if settings.RESUME.value else []):
       cells.append(cell)
       output.say(f'[{len(cells)}/{len(COLUMNS) * len(ALGORITHMS)}] {describe(cell)}')
       write(path, cells, reference)
@@ -114,11 +114,17 @@ def main(argv: Sequence[str]) -> None:
   print(agreement(cells))
 
 
-def run(setup: settings.Setup, reference: float, path: Path) -> Iterator[Cell]:
+def run(
+  setup: settings.Setup, reference: float, path: Path, known: Sequence[Cell]
+) -> Iterator[Cell]:
   """Every cell, as it is found."""
+  found = {(cell.algorithm, cell.compressor): cell for cell in known}
   for compressor, theirs in COLUMNS.items():
     for algorithm, published in zip(ALGORITHMS, theirs, strict=True):
       inside = CHOCO[compressor] if algorithm == 'choco_sgd' else compressor
+      if (algorithm, inside) in found:
+        yield found[algorithm, inside]
+        continue
       goal = reference - TOLERANCE.value
       rate, history = tuned(setup, f'{algorithm}({inside})', goal, path)
       last = history[-1]
@@ -193,6 +199,18 @@ def write(path: Path, cells: Sequence[Cell], reference: float) -> None:
   }
   (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
   (path / 'results.md').write_text(report.markdown(table(cells)))
+
+
+def read(path: Path) -> list[Cell]:
+  """What `write` has written, if anything."""
+  if not (path / 'results.json').exists():
+    return []
+  cells: list[dict[str, Any]] = json.loads((path / 'results.json').read_text())['cells']
+  return [Cell(*(_or_nan(cell[name]) for name in Cell._fields)) for cell in cells]
+
+
+def _or_nan(value: Any) -> Any:
+  return math.nan if value is None else value
 
 
 def _percent(value: float) -> str:

@@ -48,6 +48,11 @@ def test_table_of_koloskova(tmp_path, monkeypatch, capsys):
   # Few elements in a leaf: here DCD works where theirs does not.
   assert not found['cells'][0]['agrees']
   assert '23.56 -> ' in (tmp_path / 'results.md').read_text()
+  # All cells are known: none is trained again.
+  monkeypatch.setattr(koloskova.module.settings, 'run', lambda *args: [{'test_accuracy': 0.9}])
+  monkeypatch.setattr(koloskova.module, '_rank', lambda history: 0.9)
+  koloskova(SMALL, *flags, '--tolerance=0.1', f'--output={tmp_path}', '--resume')
+  assert json.loads((tmp_path / 'results.json').read_text())['cells'] == found['cells']
 
 
 @pytest.mark.parametrize(
