@@ -7,6 +7,8 @@ import jax
 import pytest
 from test_experiments import PRESETS, ROOT, Program
 
+from decomp import cost
+
 DEMO = ROOT / 'experiments' / 'results' / 'demo'
 FIGURES = [path for path in PRESETS if path.stem.startswith('figure')]
 SMALL = '--task=digits(softmax_regression(10))'
@@ -92,3 +94,17 @@ def test_networks_of_the_paper(tmp_path, monkeypatch, capsys):
   assert coarse['5 Mbit/s, 0.13 ms'] < full['5 Mbit/s, 0.13 ms'] / 2
   assert coarse['5 Mbit/s, 20 ms'] == min(row['5 Mbit/s, 20 ms'] for row in (full, exact, coarse))
   assert (tmp_path / 'plot.png').stat().st_size > 10_000
+
+
+def test_measured_steps_are_shown_where_they_belong(monkeypatch):
+  module = Program('paper_networks', monkeypatch).module
+  measured = [(cost.lan('100Mbps', '0.1ms'), 1.0), (cost.lan('5Mbps', '20ms'), 2.0)]
+  shown = {panel.title[:2]: module.on_panel(panel, measured) for panel in module.PANELS}
+  assert shown == {'3a': [(1e8, 1.0)], '3b': [(5e6, 2.0)], '3c': [], '3d': [(0.02, 2.0)]}
+
+
+def test_measured_messages_must_have_the_size_of_the_task(tmp_path, monkeypatch):
+  networks = Program('paper_networks', monkeypatch)
+  measured = f'--measured={DEMO.parent / "network_bench" / "results.json"}'
+  with pytest.raises(SystemExit, match=r'272474 parameters and .* has 4810'):
+    networks(f'--runs={DEMO}', measured, f'--output={tmp_path}')
