@@ -35,6 +35,7 @@ from decomp.training import (
   is_scattered,
   limit,
   make_row,
+  next_row,
 )
 
 Point = dict[str, Any]
@@ -236,7 +237,7 @@ class _Loop:
     limits = np.resize([limit(history) for history in self._histories], len(self._known))
     step, pace = 0, 0.0
     while step < steps and not self._known.all():
-      row_at = min(steps, (step // eval_every + 1) * eval_every)
+      row_at = next_row(step, steps, eval_every)
       # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
       until = min(row_at, step + max(1, int(pace)))
       before, began = step, time.perf_counter()

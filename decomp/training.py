@@ -117,12 +117,13 @@ def train(
     progress: whether to show a progress bar; None for when a terminal is attached.
 
   Returns:
-    A `History`: rows for step 0, for every `eval_every` steps, and for the last one. A row has
-    step, epoch, train_loss, compression_error and clipped (means over the steps since the row
-    before), gradient_norm (of the mean gradient, at the last step), test_* of the mean model,
-    worst_* of the worst worker, consensus_distance, bytes_sent by one worker, and seconds of
-    training; with a network, simulated_seconds = seconds / n (one worker's share of the work done
-    here) + step × its communication.
+    A `History`: rows for step 0, for every `eval_every` steps, and for the last one, which takes in
+    up to a tenth of `eval_every` steps that are left over. A row has step, epoch, train_loss,
+    compression_error and clipped (means over the steps since the row before), gradient_norm (of the
+    mean gradient, at the last step), test_* of the mean model, worst_* of the worst worker,
+    consensus_distance, bytes_sent by one worker, and seconds of training; with a network,
+    simulated_seconds = seconds / n (one worker's share of the work done here) + step × its
+    communication.
 
   >>> import optax, decomp
   >>> task = decomp.tasks.logistic_regression(num_examples=64, dimension=3)
@@ -214,7 +215,7 @@ class _Loop:
     with _Interrupts() as interrupts:
       try:
         while step < steps and not history.diverged:
-          row_at = min(steps, (step // eval_every + 1) * eval_every)
+          row_at = next_row(step, steps, eval_every)
           # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
           step = self._advance(min(row_at, step + max(1, int(self._pace))), row_at)
           if step == row_at or history.diverged:
@@ -277,6 +278,19 @@ class _Loop:
     if self._checkpointer:
       self._checkpointer.save(self._step, self._checkpointed, list(self._history))
       self._saved_at = time.monotonic()
+
+
+def next_row(step: int, steps: int, eval_every: int) -> int:
+  """The step of the row after `step`.
+
+  Up to a tenth of an interval that is left over at the end belongs to the last row: means over a
+  few steps would only be noise.
+
+  >>> next_row(1755, 1953, 195), next_row(20, 25, 10)
+  (1953, 25)
+  """
+  row = (step // eval_every + 1) * eval_every
+  return steps if 10 * (steps - row) <= eval_every else row
 
 
 def make_row(

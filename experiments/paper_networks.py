@@ -43,6 +43,8 @@ BANDWIDTHS = np.geomspace(5e6, 1.4e9, 41)
 LATENCIES = np.geomspace(0.13e-3, 20e-3, 41)
 NEAR_ENOUGH = 1.5
 """A network is shown in a panel whose latency or bandwidth is at most so many times its own."""
+TOLERANCE = 0.02
+"""How much longer or shorter measured messages may be than those of the task."""
 
 Histories = dict[str, list[dict[str, Any]]]
 
@@ -108,11 +110,11 @@ def read(folder: Path) -> tuple[list[decomp.Algorithm], settings.Setup, Historie
 
 
 def read_measured(path: Path, setup: settings.Setup) -> Measured:
-  """The rows of experiments.network_bench, whose messages must be as long as the task's."""
+  """The rows of experiments.network_bench, whose messages must be about as long as the task's."""
   rows, config = plan.read_json(path), plan.read_json(path.with_name('config.json'))
   params, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
   size = sum(leaf.size for leaf in jax.tree.leaves(params))
-  if config['size'] != size:
+  if abs(config['size'] / size - 1) > TOLERANCE:
     raise ValueError(
       f'--measured={path} has {config["size"]} parameters and {setup.task.name} has {size}: run '
       f'experiments.network_bench --size={size}'

@@ -96,6 +96,11 @@ def test_default_is_twenty_rows():
   assert [row['step'] for row in calls] == [*range(0, 43, 2), 43]
 
 
+@pytest.mark.parametrize(('steps', 'rows'), [(21, [0, 10, 21]), (22, [0, 10, 20, 22])])
+def test_last_row_takes_in_what_is_left_over(steps, rows):
+  assert train(steps=steps, eval_every=10).column('step').tolist() == rows
+
+
 def test_metrics_by_hand():
   """The last row from the final parameters, in NumPy."""
   history = reference()
