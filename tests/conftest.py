@@ -8,7 +8,15 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 os.environ['XLA_FLAGS'] = '--xla_backend_optimization_level=0 ' + os.environ.get('XLA_FLAGS', '')
 
 import jax
+import pytest
 
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture
+def as_users_have_it():
+  """JAX's own promotion of dtypes and ranks, for the programs."""
+  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
+    yield

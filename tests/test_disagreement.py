@@ -13,16 +13,13 @@ from test_experiments import Program
 
 from decomp import compressors, topology, tree
 from decomp.algorithms.common import noise_gain
+from experiments import disagreement_bench as bench
 from experiments import disagreement_runs as runs
 from experiments import disagreement_theory as theory
 
+pytestmark = pytest.mark.usefixtures('as_users_have_it')
+
 RING = topology.ring(8)
-
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it():
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield
 
 
 @pytest.fixture
@@ -110,7 +107,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_moments_agree_with_runs(case, program):
+def test_moments_agree_with_runs(case):
   """The recursion's loss, noise and error of estimates, and how much loss that is.
 
   The loss is a sum of squares of Gaussians, whose deviation is known: |z| < 4. That resolves 20 %,
@@ -119,7 +116,7 @@ def test_moments_agree_with_runs(case, program):
   """
   name, grid = CASES[case]
   lab = at_the_optimum()
-  noise, _ = program.module.noise_of(grid, 1024)
+  noise, _ = bench.noise_of(grid, 1024)
   rates = np.full(STEPS, lab.rate)
   said = theory.moments(lab, lab.graph, name, noise, rates, grid.limit)
   exact = theory.moments(lab, lab.graph, name, np.zeros_like, rates)
@@ -199,7 +196,7 @@ def test_smoke(program, tmp_path, capsys):
   assert found['seeds'] == [5, 6]
   assert len(found['rows']) == said.count(' times d_psgd')
   cells = {(r['problem'], r['family'], r['algorithm']) for r in found['rows']}
-  assert len(cells) == 2 * len(program.module.FAMILIES) * 2
+  assert len(cells) == 2 * len(bench.FAMILIES) * 2
   for row in found['rows']:
     assert row['outcome'] in ('converged', 'stalled', 'diverged')
     assert ('predicted' in row) == (row['problem'] == 'quadratic')

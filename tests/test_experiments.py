@@ -13,6 +13,8 @@ import jax
 import pytest
 from absl import flags
 
+pytestmark = pytest.mark.usefixtures('as_users_have_it')
+
 ROOT = Path(__file__).parents[1]
 PRESETS = sorted((ROOT / 'experiments' / 'flags').glob('*.flags'))
 TINY = ['--task=logistic_regression(64, 3)', '--topology=ring(4)', '--batch_size=2']
@@ -47,12 +49,6 @@ class Program:
   def _flags():
     modules = flags.FLAGS.flags_by_module_dict()
     return [flag.name for m, found in modules.items() if 'experiments' in m for flag in found]
-
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it():
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield
 
 
 @pytest.fixture

@@ -14,11 +14,7 @@ from decomp.compressors.common import coder
 from decomp.compressors.rounding import stochastic_round
 from experiments import linear_speedup
 
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it():
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield
+pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
 
 @pytest.fixture(scope='module')

@@ -4,22 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from test_experiments import Program, error_of
 
 from decomp import cost, topology
 
+pytestmark = pytest.mark.usefixtures('as_users_have_it')
+
 DEMO = Path(__file__).parents[1] / 'experiments' / 'results' / 'demo'
 FOUR_BITS = 'dcd_psgd(stochastic_quantizer(bits=4))'
 TINY = ['--task=logistic_regression(64, 3)', '--topology=ring(4)', '--compute=1ms']
-
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it():
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield
 
 
 @pytest.fixture

@@ -3,21 +3,16 @@
 import json
 import math
 
-import jax
 import pytest
 from test_experiments import PRESETS, ROOT, Program
 
 from decomp import cost
 
+pytestmark = pytest.mark.usefixtures('as_users_have_it')
+
 DEMO = ROOT / 'experiments' / 'results' / 'demo'
 FIGURES = [path for path in PRESETS if path.stem.startswith('figure')]
 SMALL = '--task=digits(softmax_regression(10))'
-
-
-@pytest.fixture(autouse=True)
-def _as_users_have_it():
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield
 
 
 @pytest.mark.parametrize('preset', FIGURES, ids=lambda path: path.stem)
