@@ -20,6 +20,10 @@ PyTree = Any
 """Any nesting of tuples, lists, dicts and NamedTuples with arrays as leaves."""
 
 
+Encode = Callable[[jax.Array, jax.Array], PyTree]
+Decode = Callable[[PyTree, Any], jax.Array]
+
+
 class Network(Protocol):
   """What a worker sees of the others. `decomp.network` implements it for each executor."""
 
@@ -29,6 +33,8 @@ class Network(Protocol):
   """The number of the current step, from 0; the same for all workers."""
   packs: bool
   """Whether messages travel as bytes, or are only simulated."""
+  observed: jax.Array | bool
+  """Whether anyone looks at the diagnostics of this step; the same for all workers."""
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = ...) -> PyTree:
     """Sends `payload` to the neighbours; returns sum_j W_ij decode(payload_j), own one included."""
@@ -52,18 +58,18 @@ class Compressor(NamedTuple):
     alpha2: d -> the least known bound on E|C(x) - x|² / |x|² over arrays of d elements, or None.
     delta: d -> the largest known δ with E|C(x) - x|² <= (1 - δ)|x|², or None.
     limit: elements beyond ±limit are clipped; infinity for compressors that scale with their input.
-    roundtrip: (key, x) -> C(x), the very same numbers without making the payload; None for
-      decode(encode(...)). A simulation on one device needs no bytes.
+    quick: another pair (encode, decode) with the very same C(x), whose payload is quick to make
+      rather than small; None if there is none. A simulation on one device sends no bytes.
     name: the call that made it.
   """
 
-  encode: Callable[[jax.Array, jax.Array], PyTree]
-  decode: Callable[[PyTree, Any], jax.Array]
+  encode: Encode
+  decode: Decode
   unbiased: bool
   alpha2: Callable[[int], float] | None = None
   delta: Callable[[int], float] | None = None
   limit: float = math.inf
-  roundtrip: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+  quick: tuple[Encode, Decode] | None = None
   name: str = 'custom compressor'
 
   def __repr__(self) -> str:

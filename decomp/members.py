@@ -19,7 +19,7 @@ from decomp.run import Carry, Data, Steps, Totals, reset, step_keys
 from decomp.simulate import State
 
 # What of a carry is one for all members (None), and what has their axis in front.
-_AXES: Any = Carry(State(None, 0), 0, Totals(None, 0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
+_AXES: Any = Carry(State(None, 0), 0, Totals(None, None, 0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
 
 
 class Members(NamedTuple):

@@ -96,9 +96,17 @@ class MeshNetwork:
 
   packs = True
 
-  def __init__(self, routes: list[Route], num_workers: int, index: jax.Array, round: jax.Array):
+  def __init__(
+    self,
+    routes: list[Route],
+    num_workers: int,
+    index: jax.Array,
+    round: jax.Array,
+    observed: jax.Array,
+  ):
     self.index = index
     self.round = round
+    self.observed = observed
     self._routes = routes
     self._num_workers = num_workers
 
@@ -137,23 +145,23 @@ class MeshNetwork:
 
 
 def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callable[..., Any]:
-  """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+  """`function(*args, net)` of one worker, for the round, `observed` and stacked arguments."""
   k = topology.num_workers // mesh.size
   plan = routes(topology, mesh.size)
 
-  def one(round: jax.Array, *args: Any) -> Any:
-    index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
-    return function(*args, MeshNetwork(plan, topology.num_workers, index, round))
+  def on_device(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
+    def one(*args: Any) -> Any:
+      index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
+      return function(*args, MeshNetwork(plan, topology.num_workers, index, round, observed))
 
-  def on_device(round: jax.Array, *args: Any) -> Any:
-    return jax.vmap(lambda *a: one(round, *a), axis_name=SLOT, axis_size=k)(*args)
+    return jax.vmap(one, axis_name=SLOT, axis_size=k)(*args)
 
-  def everywhere(round: jax.Array, *args: Any) -> Any:
+  def everywhere(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
     stacked = PartitionSpec(AXIS)
-    specs = (PartitionSpec(), *(stacked for _ in args))
+    specs = (PartitionSpec(), PartitionSpec(), *(stacked for _ in args))
     # What the check would track is not expressible for a mix of vmap's and shard_map's axes.
     return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=stacked, check_vma=False)(
-      round, *args
+      round, observed, *args
     )
 
   return everywhere

@@ -4,9 +4,9 @@ Inside `jax.vmap(..., axis_name=AXIS)` each worker runs its own code, and the co
 become operations on the stacked axis: `all_gather` followed by a product with one's own row of W is
 ONE matrix product W @ X for all workers; `ppermute` is a gather of rows.
 
-No packing happens here: a message is decoded once, by its sender's slot, and the decoded values are
-mixed. The numbers are those a receiver would compute from the packed bytes, because decoding is
-deterministic.
+No packing happens here, but receivers decode what they are sent: codes take less memory than
+numbers, and on one device memory is what an exchange costs. Only before a product with W the
+sender's slot decodes, since everyone needs everything.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Mixer(NamedTuple):
 
   Attributes:
     weights: arrays with a leading worker axis; each worker gets its own row.
-    mix: (weights of this worker, round, x) -> sum_j W_ij x_j, for one array.
+    mix: (weights of this worker, round, payload, decode) -> sum_j W_ij decode(payload_j).
   """
 
   weights: PyTree
-  mix: Callable[[PyTree, jax.Array, jax.Array], jax.Array]
+  mix: Callable[[PyTree, jax.Array, PyTree, Callable[[PyTree], PyTree]], PyTree]
 
 
 def mixer(topology: Topology) -> Mixer:
@@ -53,9 +53,10 @@ def mixer(topology: Topology) -> Mixer:
 
 
 def _dense(topology: Topology) -> Mixer:
-  def mix(rows: jax.Array, round: jax.Array, x: jax.Array) -> jax.Array:
+  def mix(rows: Any, round: Any, payload: PyTree, decode: Callable[[PyTree], PyTree]) -> PyTree:
     row = rows[round % topology.period] if topology.period > 1 else rows[0]
-    return weighted(row, jax.lax.all_gather(x, AXIS))
+    everyone = jax.lax.all_gather(decode(payload), AXIS)
+    return jax.tree.map(lambda x: weighted(row, x), everyone)
 
   return Mixer(topology.matrices.transpose(1, 0, 2), mix)
 
@@ -64,19 +65,27 @@ def _sparse(topology: Topology) -> Mixer:
   rounds = topology.decomposition
   weights = [np.concatenate([part.own[None], part.weights]).T for part in rounds]
 
-  def mix_with(number: int, row: jax.Array, x: jax.Array) -> jax.Array:
-    sent = [
-      jax.lax.ppermute(x, AXIS, [(int(j), i) for i, j in enumerate(sources)])
+  def mix_with(
+    number: int, row: jax.Array, payload: PyTree, decode: Callable[[PyTree], PyTree]
+  ) -> PyTree:
+    received = [
+      jax.lax.ppermute(payload, AXIS, [(int(j), i) for i, j in enumerate(sources)])
       for sources in rounds[number].sources
     ]
-    _check_floating(x)
-    row = row.astype(_accumulator(x))
-    terms = [w * y.astype(row.dtype) for w, y in zip(row, [x, *sent], strict=True)]
-    return sum(terms[1:], terms[0]).astype(x.dtype)
 
-  def mix(rows: list[jax.Array], round: jax.Array, x: jax.Array) -> jax.Array:
-    branches = [lambda x, k=k: mix_with(k, rows[k], x) for k in range(topology.period)]
-    return jax.lax.switch(round % topology.period, branches, x)
+    def total(*values: jax.Array) -> jax.Array:
+      _check_floating(values[0])
+      weights = row.astype(_accumulator(values[0]))
+      terms = [w * x.astype(weights.dtype) for w, x in zip(weights, values, strict=True)]
+      return sum(terms[1:], terms[0]).astype(values[0].dtype)
+
+    return jax.tree.map(total, *[decode(message) for message in (payload, *received)])
+
+  def mix(rows: Any, round: Any, payload: PyTree, decode: Callable[[PyTree], PyTree]) -> PyTree:
+    branches = [
+      lambda payload, k=k: mix_with(k, rows[k], payload, decode) for k in range(topology.period)
+    ]
+    return jax.lax.switch(round % topology.period, branches, payload)
 
   return Mixer(weights, mix)
 
@@ -86,15 +95,18 @@ class Network:
 
   packs = False
 
-  def __init__(self, mixer: Mixer, weights: PyTree, index: jax.Array, round: jax.Array):
+  def __init__(
+    self, mixer: Mixer, weights: PyTree, index: jax.Array, round: jax.Array, observed: jax.Array
+  ):
     self.index = index
     self.round = round
+    self.observed = observed
     self._mixer = mixer
     self._weights = weights
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = _as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
-    return jax.tree.map(lambda x: self._mixer.mix(self._weights, self.round, x), decode(payload))
+    return self._mixer.mix(self._weights, self.round, payload, decode)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """The exact average over all workers of decode(payload_j)."""
@@ -107,12 +119,12 @@ class Network:
 
 
 def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]:
-  """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+  """`function(*args, net)` of one worker, for the round, `observed` and stacked arguments."""
   how = mixer(topology)
 
-  def everyone(round: jax.Array, *args: Any) -> Any:
+  def everyone(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
     def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
-      return function(*args, Network(how, weights, index, round))
+      return function(*args, Network(how, weights, index, round, observed))
 
     weights = jax.tree.map(jnp.asarray, how.weights)
     indices = jnp.arange(topology.num_workers)
@@ -124,7 +136,8 @@ def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]
 class Meter:
   """A network that only counts the bytes of what a step sends."""
 
-  packs = False
+  packs = True
+  observed = False
 
   def __init__(self, topology: Topology):
     self.index = self.round = jnp.zeros((), jnp.int32)

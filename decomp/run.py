@@ -26,8 +26,11 @@ from decomp.base import PyTree
 from decomp.data import batches
 from decomp.data.partition import Partition
 from decomp.keys import fold_in
-from decomp.simulate import Simulation, State
+from decomp.simulate import Simulation, State, simulate
 from decomp.tasks import Task
+
+OBSERVED = 8
+"""Diagnostics of messages take about as long as the messages: every so many steps are enough."""
 
 
 class Totals(NamedTuple):
@@ -35,11 +38,14 @@ class Totals(NamedTuple):
 
   Attributes:
     steps: their number, a scalar.
+    observed: in how many of them diagnostics were taken, a scalar: in every eighth, and in a row's
+      last one.
     gradient_norm: of the mean gradient, a scalar: it needs everyone's gradients, so it is taken
       once for a row, at its last step; NaN before.
   """
 
   steps: jax.Array
+  observed: jax.Array
   loss: jax.Array
   compression_error: jax.Array
   clipped: jax.Array
@@ -172,6 +178,8 @@ class Steps:
   ):
     self.task, self.sim, self.sampling = task, sim, sampling
     self._mapping, self._mesh = mapping, mesh
+    # Left to itself, the compiler would give every device the messages of all workers.
+    self._exchange = simulate(sim.algorithm, sim.topology, mesh) if mesh else sim
     self._num_workers = sim.topology.num_workers
     self.gradients = self._in_turn(mappings.lift(self._worker_gradient, mapping, mesh))
     # A worker that is dealt other examples every epoch needs access to all of them.
@@ -181,7 +189,7 @@ class Steps:
     """The carry before the first step."""
     n = self._num_workers
     model_state = jax.tree.map(lambda x: jnp.repeat(x[None], n, 0), model_state)
-    state = self.sim.init(params)
+    state = self._exchange.init(params)
     nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
     return Carry(state, model_state, _no_totals(n), *nothing)
 
@@ -196,16 +204,19 @@ class Steps:
     loss_keys = fold_in(fold_in(loss_key, step), workers)
     state = carry.state
     losses, grads, model_state = self.gradients(state.params, carry.model_state, batch, loss_keys)
-    state, info = self.sim.step(step_key, grads, state)
+    last = state.round + 1 == row_at
+    observed = (state.round % OBSERVED == 0) | last
+    state, info = self._exchange.step(step_key, grads, state, observed)
     losses = losses.astype(jnp.float32)
     before = carry.totals
     totals = Totals(
       before.steps + 1,
+      before.observed + observed.astype(jnp.int32),
       before.loss + losses,
-      before.compression_error + _reported(info, 'compression_error'),
-      before.clipped + _reported(info, 'clipped'),
+      before.compression_error + jnp.where(observed, _reported(info, 'compression_error'), 0),
+      before.clipped + jnp.where(observed, _reported(info, 'clipped'), 0),
       jax.lax.cond(
-        state.round == row_at,
+        last,
         lambda: metrics.gradient_norm(grads).astype(jnp.float32),
         lambda: before.gradient_norm,
       ),
@@ -250,14 +261,15 @@ class Steps:
     average, each = self._in_turn(self._evaluate)(params, model_state, data.test, data.worker_test)
     totals = carry.totals
     steps = jnp.maximum(totals.steps, 1).astype(jnp.float32)
+    observed = totals.observed.astype(jnp.float32)
     return {
       'train_loss': totals.loss.mean() / steps,
       **{f'test_{name}': value for name, value in average.items()},
       **{f'worst_{name}': _worst(name, value) for name, value in each.items()},
       'consensus_distance': metrics.consensus_distance(params),
       'gradient_norm': totals.gradient_norm,
-      'compression_error': totals.compression_error.mean() / steps,
-      'clipped': totals.clipped.mean() / steps,
+      'compression_error': totals.compression_error.mean() / observed,
+      'clipped': totals.clipped.mean() / observed,
     }
 
   def _evaluate(
@@ -352,7 +364,8 @@ class _Batched(NamedTuple):
 
 def _no_totals(num_workers: int) -> Totals:
   zeros = jnp.zeros(num_workers, jnp.float32)
-  return Totals(jnp.zeros((), jnp.int32), zeros, zeros, zeros, jnp.float32(jnp.nan))
+  none = jnp.zeros((), jnp.int32)
+  return Totals(none, none, zeros, zeros, zeros, jnp.float32(jnp.nan))
 
 
 def below(losses: Any, limit: Any) -> Any:

@@ -68,18 +68,22 @@ class Simulation:
       params = jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *x.shape)), params)
     return self._jitted_init(params)
 
-  def step(self, key: jax.Array, grads: PyTree, state: State) -> tuple[State, Any]:
+  def step(
+    self, key: jax.Array, grads: PyTree, state: State, observed: jax.typing.ArrayLike = True
+  ) -> tuple[State, Any]:
     """One step of all workers; a pure function to use under jit, vmap and scan.
 
     Args:
       key: the key of the whole run; step and worker numbers are folded in here.
       grads: each worker's gradient at its `state.params`, leaves [n, ...].
       state: from `init` or the step before.
+      observed: whether anyone looks at the diagnostics, which take about as long as the messages;
+        if not, they are NaN.
 
     Returns:
       The next state, and the algorithm's diagnostics with leaves [n, ...].
     """
-    return self._jitted_step(key, grads, state)
+    return self._jitted_step(key, grads, state, observed)
 
   def bytes_per_step(self, params: PyTree) -> int:
     """Bytes that a worker sends in one step, to all its neighbours together.
@@ -105,20 +109,22 @@ class Simulation:
 
   def _init(self, params: PyTree) -> State:
     round = jnp.zeros((), jnp.int32)
-    return State(round, self._lift(self.algorithm.init)(round, params))
+    return State(round, self._lift(self.algorithm.init)(round, jnp.array(False), params))
 
-  def _step(self, key: jax.Array, grads: PyTree, state: State) -> tuple[State, Any]:
+  def _step(
+    self, key: jax.Array, grads: PyTree, state: State, observed: jax.Array
+  ) -> tuple[State, Any]:
     check_grads(grads, state.params, self.topology.num_workers)
 
     def step(key: jax.Array, grads: PyTree, workers: Any, net: Any) -> tuple[Any, Any]:
       return self.algorithm.step(key, grads, workers, net)
 
     own_keys = keys.fold_in(keys.fold_in(key, state.round), jnp.arange(self.topology.num_workers))
-    workers, info = self._lift(step)(state.round, own_keys, grads, state.workers)
+    workers, info = self._lift(step)(state.round, observed, own_keys, grads, state.workers)
     return State(state.round + 1, workers), info
 
   def _lift(self, function: Any) -> Any:
-    """`function(*args, net)` of one worker as a function of the round and stacked arguments."""
+    """`function(*args, net)` of one worker for the round, `observed` and stacked arguments."""
     if self.mesh is None:
       return network.lift(function, self.topology)
     return mesh_network.lift(function, self.topology, self.mesh)

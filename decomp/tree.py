@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ def compress(
 ) -> Message:
   """Encodes every leaf with a key of its own, and decodes it again.
 
+  Diagnostics are NaN in a step that is not `observed`: they take as long as the message itself.
+
   Args:
     compressor: for every leaf.
     key: this worker's, of this step.
@@ -45,27 +47,36 @@ def compress(
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
   leaf_keys = keys.fold_in(key, jnp.arange(len(leaves)))
-  own = [compressor.encode(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
-  on_a_wire = net is not None and net.packs
+  if net is not None and net.packs:
+    encode_leaf, decode_leaf = compressor.encode, compressor.decode
+  elif compressor.quick:
+    encode_leaf, decode_leaf = compressor.quick
+  else:
 
-  def decode_leaves(payload: list[PyTree]) -> list[jax.Array]:
-    return [compressor.decode(p, like) for p, like in zip(payload, shapes, strict=True)]
+    def encode_leaf(key: jax.Array, x: jax.Array) -> jax.Array:
+      return compressor.decode(compressor.encode(key, x), x)
+
+    def decode_leaf(value: jax.Array, like: Any) -> jax.Array:
+      return value
+
+  def encode(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[PyTree]:
+    return [encode_leaf(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
 
   def decode(payload: list[PyTree]) -> PyTree:
-    if payload is own:  # so that a payload nobody sends is not even made
-      return value
-    return jax.tree.unflatten(treedef, decode_leaves(payload))
+    values = [decode_leaf(p, like) for p, like in zip(payload, shapes, strict=True)]
+    return jax.tree.unflatten(treedef, values)
 
-  def roundtrip(leaf_keys: jax.Array, leaves: list[jax.Array]) -> tuple[list[jax.Array], Info]:
-    if compressor.roundtrip is None or on_a_wire:
-      values = decode_leaves(own)
-    else:
-      values = [compressor.roundtrip(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
-    return values, _info(compressor, leaves, values)
+  def diagnose(payload: list[PyTree]) -> Info:
+    error = once(lambda _, payload: optax.tree.sub(decode(payload), tree), key, payload)
+    return _info(compressor, tree, error)
 
-  values, info = once(roundtrip, leaf_keys, leaves)
-  value = jax.tree.unflatten(treedef, values)
-  return Message(own, decode, value, info)
+  payload = once(encode, leaf_keys, leaves)
+  if net is None:
+    info = diagnose(payload)
+  else:
+    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), jax.eval_shape(diagnose, payload))
+    info = jax.lax.cond(net.observed, diagnose, lambda _: unknown, payload)
+  return Message(payload, decode, decode(payload), info)
 
 
 def exact(tree: PyTree) -> Info:
@@ -85,10 +96,9 @@ def norm(tree: PyTree) -> jax.Array:
   return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
-def _info(compressor: Compressor, tree: PyTree, value: PyTree) -> Info:
+def _info(compressor: Compressor, tree: PyTree, error: PyTree) -> Info:
   size = norm(tree)
-  error = norm(optax.tree.sub(value, tree))
-  relative = jnp.where(size == 0, 0, error / jnp.where(size == 0, 1, size)) ** 2
+  relative = jnp.where(size == 0, 0, norm(error) / jnp.where(size == 0, 1, size)) ** 2
   if math.isinf(compressor.limit):
     return Info(relative, size, jnp.zeros((), jnp.float32))
   beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in jax.tree.leaves(tree)]

@@ -216,13 +216,14 @@ def resnet() -> Iterator[Row]:
   model = models.resnet20(10)
   task = synthetic_images(8, (32, 32, 3), model, 32)
   training = Training(task, 8, 16, quantized())
+  steps = 1 if settings.SMOKE.value else 8
   programs = {
-    'step': training.steps(2),
-    'gradients': training.gradients(2),
-    'plain': training.plain(2),
+    'step': training.steps(steps),
+    'gradients': training.gradients(steps),
+    'plain': training.plain(steps),
   }
   if importlib.util.find_spec('torch'):
-    programs['torch'] = torch_loop(8, 16, 2)
+    programs['torch'] = torch_loop(8, 16, steps)
   found = in_turns(programs)
   what = 'ResNet-20, n = 8, b = 16: '
   yield Row('resnet', what + 'step / gradients', found.ratio('step', 'gradients'), '<= 1.05')
@@ -231,7 +232,7 @@ def resnet() -> Iterator[Row]:
     yield Row(
       'resnet', what + 'gradients / PyTorch loop', found.ratio('gradients', 'torch'), '<= 1.0'
     )
-  rate = 2 * 8 * 16 / found.median('step')
+  rate = steps * 8 * 16 / found.median('step')
   yield Row('resnet', what + 'samples per second', rate, unit='/s')
   yield Row('resnet', what + 'compile', training.compile_seconds, unit=' s')
 
@@ -267,9 +268,10 @@ def mlp_task(n: int) -> decomp.Task:
 def mlp() -> Iterator[Row]:
   """An MLP with 64 workers, batches of 16."""
   task = mlp_task(64)
+  steps = 1 if settings.SMOKE.value else 24
   runs = {name: Training(task, 64, 16, quantized(name=name)) for name in ('dcd_psgd', 'ecd_psgd')}
-  programs = {name: training.steps(5) for name, training in runs.items()}
-  programs['gradients'] = runs['dcd_psgd'].gradients(5)
+  programs = {name: training.steps(steps) for name, training in runs.items()}
+  programs['gradients'] = runs['dcd_psgd'].gradients(steps)
   found = in_turns(programs)
   for name, goal in (('dcd_psgd', '<= 1.6'), ('ecd_psgd', '<= 1.8')):
     ratio = found.ratio(name, 'gradients')

@@ -39,7 +39,7 @@ class Grid(NamedTuple):
 def quantizer(grid: Grid) -> Compressor:
   """compressors.qsgd, stochastic_quantizer or fixed_grid with dither='hash' and any levels."""
 
-  def roundtrip(key: jax.Array, x: jax.Array) -> jax.Array:
+  def encode(key: jax.Array, x: jax.Array) -> jax.Array:
     flat = x.reshape(-1)
     buckets = jnp.abs(jnp.pad(flat, (0, -flat.size % BUCKET)).reshape(-1, BUCKET)).max(1)
     scales = jnp.stack([jnp.linalg.norm(flat), buckets.max(), 0.0, grid.limit])
@@ -48,7 +48,7 @@ def quantizer(grid: Grid) -> Compressor:
     points = jnp.clip(safe_divide(flat, cell), -grid.levels, grid.levels)
     return (stochastic_round(key, points, 'hash') * cell).reshape(x.shape)
 
-  return Compressor(roundtrip, lambda payload, like: payload, unbiased=True, roundtrip=roundtrip)
+  return Compressor(encode, lambda payload, like: payload, unbiased=True)
 
 
 class Lab(Protocol):

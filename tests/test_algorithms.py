@@ -81,6 +81,17 @@ def test_protocol(name):
 
 
 @every_algorithm
+def test_steps_that_nobody_observes_are_the_same(name):
+  sim = decomp.simulate(make_algorithms()[name], topology.ring(4))
+  arguments = jax.random.key(7), random_grads(PARAMS, 4), sim.init(PARAMS)
+  (state, info), (expected, known) = (sim.step(*arguments, seen) for seen in (False, True))
+  chex.assert_trees_all_equal(state, expected)
+  assert np.isfinite(known.compression_error).all()
+  compresses = known.compression_error.any()
+  assert np.isnan(info.compression_error).all() == compresses
+
+
+@every_algorithm
 def test_bfloat16_params_stay_bfloat16_or_are_refused(name):
   """Sums that are carried from step to step would drift in bfloat16; the others are fine."""
   params = {'a': jnp.ones(5, jnp.bfloat16), 'b': jnp.ones(3)}

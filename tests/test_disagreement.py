@@ -48,10 +48,10 @@ def test_the_quantizer_is_that_of_the_library(kind, make, bits):
   x, key = jax.random.normal(jax.random.key(0), (10, 100)), jax.random.key(1)
   theirs = make(bits, dither='hash')
   expected = theirs.decode(theirs.encode(key, x), x)
-  different = np.abs(ours.roundtrip(key, x) - expected) > 1e-5
+  different = np.abs(ours.encode(key, x) - expected) > 1e-5
   assert different.mean() <= 0.001
   assert np.asarray(expected).std() > 0
-  assert not np.any(ours.roundtrip(key, jnp.zeros(5)))
+  assert not np.any(ours.encode(key, jnp.zeros(5)))
 
 
 # Formulas

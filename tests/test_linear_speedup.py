@@ -11,7 +11,7 @@ from test_experiments import Program
 
 from decomp import algorithms
 from decomp.compressors.common import coder
-from decomp.compressors.rounding import stochastic_round
+from decomp.compressors.rounding import round_quarters
 from experiments import linear_speedup
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
@@ -117,7 +117,8 @@ def grid_of_16_bits(limit):
   step = limit / levels
 
   def quantize(key, x):
-    return stochastic_round(key, jnp.clip(x / step, -levels, levels)) + levels, ()
+    rounded = round_quarters(key, jnp.clip(x / step, -levels, levels))
+    return [part + levels for part in rounded], ()
 
   def dequantize(codes, scale):
     return (codes.astype(jnp.float32) - levels) * step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,19 +38,15 @@ def contractive(compressor: Compressor) -> Compressor:
       f'compressor={compressor}: must be unbiased with a bound on its noise, such as qsgd(bits=4)'
     )
 
-  def shrink(x: jax.Array) -> jax.Array:
-    return x * (1 / (1 + bound(x.size)))
+  def shrunk(decode: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+    return lambda payload, like: decode(payload, like) * (1 / (1 + bound(like.size)))
 
-  def decode(payload: Any, like: Any) -> jax.Array:
-    return shrink(compressor.decode(payload, like))
-
-  plain = compressor.roundtrip
-
+  quick = compressor.quick
   return Compressor(
     compressor.encode,
-    decode,
+    shrunk(compressor.decode),
     unbiased=False,
     delta=lambda size: 1 / (1 + bound(size)),
-    roundtrip=plain and (lambda key, x: shrink(plain(key, x))),
+    quick=quick and (quick[0], shrunk(quick[1])),
     name=f'contractive({compressor})',
   )

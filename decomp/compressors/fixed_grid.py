@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_bits, check_dither, coder
-from decomp.compressors.rounding import stochastic_round
+from decomp.compressors.rounding import round_quarters
 
 
 def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
@@ -44,10 +44,9 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
   step = limit / levels
   not_finite = 2**bits - 1
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[()]]:
-    grid = jnp.clip(x / step, -levels, levels)
-    codes = stochastic_round(key, grid, dither) + levels
-    return jnp.where(jnp.isfinite(x), codes, not_finite), ()
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
+    grid = jnp.where(jnp.isfinite(x), jnp.clip(x / step, -levels, levels), not_finite - levels)
+    return [part + levels for part in round_quarters(key, grid, dither)], ()
 
   def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
     values = (codes.astype(jnp.float32) - levels) * step

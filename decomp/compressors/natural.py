@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import coder
-from decomp.compressors.rounding import threefry
+from decomp.compressors.rounding import quarters, threefry
 
 
 def natural() -> Compressor:
@@ -26,11 +26,11 @@ def natural() -> Compressor:
   Reference: Horváth et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988.
   """
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[()]]:
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
     word = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    dithered = word + (threefry(key, x.size) >> 9)
+    dithered = word + (threefry(key, x.size)[0] >> 9)
     # In NaN and infinity there is no mantissa to round: the carry would run into the sign.
-    return jnp.where(jnp.isfinite(x), dithered, word) >> 23, ()
+    return quarters(jnp.where(jnp.isfinite(x), dithered, word) >> 23), ()
 
   def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
     return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import check_bits, check_dither, coder, safe_divide
-from decomp.compressors.rounding import stochastic_round
+from decomp.compressors.common import check_bits, check_dither, coder, largest, safe_divide
+from decomp.compressors.rounding import round_quarters
 
 
 def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
@@ -38,12 +38,12 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
   bits, suffix = check_bits(bits, 1, 16), check_dither(dither)
   levels = 2**bits - 1
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     # Squares of large or small elements leave the range of float32; those of x / max do not.
-    largest = jnp.abs(x).max(initial=0)
-    norm = largest * jnp.linalg.norm(safe_divide(x, largest))
-    codes = stochastic_round(key, safe_divide(x, norm) * levels, dither) + levels
-    return jnp.clip(codes, 0, 2 * levels), norm
+    most = largest(key, x)
+    norm = most * jnp.linalg.norm(safe_divide(x, most))
+    rounded = round_quarters(key, safe_divide(x, norm) * levels, dither)
+    return [jnp.clip(part + levels, 0, 2 * levels) for part in rounded], norm
 
   def dequantize(codes: jax.Array, norm: jax.Array) -> jax.Array:
     return (codes.astype(jnp.float32) - levels) * (norm / levels)

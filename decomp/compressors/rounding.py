@@ -1,21 +1,26 @@
-"""Stochastic rounding, and the random numbers for it."""
+"""Stochastic rounding, and the random numbers for it.
+
+Random bits are most of what a quantizer costs. One block of the generator gives 64 of them, enough
+for the 16-bit dithers of four elements; so that a compiler makes each block once, and in the very
+loop that uses it, an array is worked on as four quarters side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from decomp import keys
 
-Dither = Callable[[jax.Array, int], jax.Array]
+Dither = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
 
 def stochastic_round(key: jax.Array, x: jax.Array, dither: str = 'threefry') -> jax.Array:
   """Rounds each element up with the probability of its fractional part, else down: E round(x) = x.
 
-  The dither has 24 bits, so the bias is at most 2**-25 of the distance between two integers, and
+  The dither has 16 bits, so the bias is at most 2**-17 of the distance between two integers, and
   integers stay what they are.
 
   Args:
@@ -24,26 +29,62 @@ def stochastic_round(key: jax.Array, x: jax.Array, dither: str = 'threefry') -> 
     dither: 'threefry', JAX's own generator; or 'hash', which is cheaper and has passed the tests
       of uniformity and independence in tests/test_rounding.py, but no others.
   """
-  low = jnp.floor(x)
-  words = DITHERS[dither](key, x.size).reshape(x.shape)
-  uniform = (words >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25
-  return low + (uniform < x - low).astype(x.dtype)
+  return join(round_quarters(key, x.reshape(-1), dither), x.size).reshape(x.shape)
 
 
-def threefry(key: jax.Array, size: int) -> jax.Array:
-  """Random uint32 words, one of the generator's two for each element.
+def round_quarters(key: jax.Array, x: jax.Array, dither: str = 'threefry') -> list[jax.Array]:
+  """`quarters` of what `stochastic_round` makes of a flat array."""
+  parts = quarters(x)
+  lows = [jnp.floor(part) for part in parts]
+  return [
+    low + (uniform < part - low).astype(x.dtype)
+    for uniform, part, low in zip(uniforms(key, len(parts[0]), dither), parts, lows, strict=True)
+  ]
+
+
+def uniforms(key: jax.Array, count: int, dither: str) -> list[jax.Array]:
+  """The dithers of four quarters of `count` elements: float32 in (0, 1), in steps of 2**-16."""
+  words = DITHERS[dither](key, count)
+  halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+  # By way of int32, since there is no fast instruction for uint32.
+  return [half.astype(jnp.int32).astype(jnp.float32) * 2.0**-16 + 2.0**-17 for half in halves]
+
+
+def quarters(x: jax.Array) -> list[jax.Array]:
+  """A flat array as `pieces` that share the words of a generator."""
+  return pieces(x, 4)
+
+
+def pieces(x: jax.Array, count: int) -> list[jax.Array]:
+  """A flat array cut into `count` of one length, the last ones filled up with zeros."""
+  length = -(-x.size // count)
+  parts = [x[number * length : (number + 1) * length] for number in range(count)]
+  return [jnp.pad(part, (0, length - part.size)) for part in parts]
+
+
+def join(parts: Sequence[jax.Array], size: int) -> jax.Array:
+  """Undoes `pieces`."""
+  return jnp.concatenate(parts)[:size]
+
+
+def threefry(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """Random uint32 words, two for each number below `count`.
 
   Written out, the generator becomes part of the loop that uses the words, several times faster than
-  `jax.random.bits` on CPU although half of its output is not used.
+  `jax.random.bits` on CPU.
   """
-  numbers = jnp.arange(size, dtype=jnp.uint32)
-  return keys.threefry(keys.words(key), numbers, jnp.zeros_like(numbers))[0]
+  numbers = jnp.arange(count, dtype=jnp.uint32)
+  return keys.threefry(keys.words(key), numbers, jnp.zeros_like(numbers))
 
 
-def counter_hash(key: jax.Array, size: int) -> jax.Array:
-  """Random uint32 words: two finalisers of MurmurHash3 of the element's number, a key in each."""
+def counter_hash(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """Random uint32 words: two finalisers of MurmurHash3 of the word's number, a key in each."""
   first, second = keys.words(key)
-  return keys.murmur(keys.murmur(jnp.arange(size, dtype=jnp.uint32) ^ first) ^ second)
+  numbers = jnp.arange(count, dtype=jnp.uint32)
+  low, high = (
+    keys.murmur(keys.murmur(x ^ first) ^ second) for x in (numbers, numbers + jnp.uint32(count))
+  )
+  return low, high
 
 
 DITHERS: dict[str, Dither] = {'threefry': threefry, 'hash': counter_hash}

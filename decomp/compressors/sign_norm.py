@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import coder, safe_divide
+from decomp.compressors.common import coder, largest, safe_divide
+from decomp.compressors.rounding import quarters
 
 
 def sign_norm() -> Compressor:
@@ -24,12 +25,11 @@ def sign_norm() -> Compressor:
   Reference: Karimireddy et al., Error Feedback Fixes SignSGD, arXiv 1901.09847.
   """
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    del key  # deterministic
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     # Sums of large or small elements leave the range of float32; those of x / max do not.
-    largest = jnp.abs(x).max(initial=0)
-    magnitude = largest * (jnp.abs(safe_divide(x, largest)).sum() / max(1, x.size))
-    return (x >= 0).astype(jnp.float32), magnitude
+    most = largest(key, x)
+    magnitude = most * (jnp.abs(safe_divide(x, most)).sum() / max(1, x.size))
+    return quarters((x >= 0).astype(jnp.float32)), magnitude
 
   def dequantize(codes: jax.Array, magnitude: jax.Array) -> jax.Array:
     return (2 * codes.astype(jnp.float32) - 1) * magnitude

@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import check_bits, check_dither, coder, is_whole, safe_divide
-from decomp.compressors.rounding import stochastic_round
+from decomp.compressors.common import (
+  check_bits,
+  check_dither,
+  coder,
+  is_whole,
+  largest,
+  safe_divide,
+)
+from decomp.compressors.rounding import round_quarters
 
 
 def stochastic_quantizer(
@@ -30,7 +37,7 @@ def stochastic_quantizer(
     bits: bits per element, 1 to 8.
     bucket: elements that share a scale; None for one scale per leaf. Smaller buckets follow the
       magnitudes more closely and cost 4 bytes each.
-    dither: where u comes from, 'threefry' or the cheaper 'hash'; see `stochastic_round`.
+    dither: where u comes from, 'threefry' or the cheaper 'hash'; see `rounding`.
 
   Returns:
     An unbiased `Compressor` whose message has `bits` bits per element and 4 bytes per scale.
@@ -49,15 +56,16 @@ def stochastic_quantizer(
   suffix = check_dither(dither)
   levels = max(1, 2 ** (bits - 1) - 1)
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     rows = _rows(x, bucket)
-    step = jnp.abs(rows).max(1, initial=0) / levels
-    grid = safe_divide(rows, step[:, None])
+    most = jnp.abs(rows).max(1, initial=0) if bucket else largest(key, x)[None]
+    step = most / levels
+    grid = safe_divide(rows, step[:, None]).reshape(-1)[: x.size]
     if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
-      codes = stochastic_round(key, (grid + 1) / 2, dither)
+      codes = round_quarters(key, (grid + 1) / 2, dither)
     else:
-      codes = stochastic_round(key, grid, dither) + levels
-    return jnp.clip(codes, 0, 2**bits - 1).reshape(-1)[: x.size], step
+      codes = [part + levels for part in round_quarters(key, grid, dither)]
+    return [jnp.clip(part, 0, 2**bits - 1) for part in codes], step
 
   def dequantize(codes: jax.Array, step: jax.Array) -> jax.Array:
     grid = codes.astype(jnp.float32) * (2 if bits == 1 else 1) - levels

@@ -94,8 +94,6 @@ def _same(payload: PyTree) -> PyTree:
 class _Loopback(Meter):
   """A network of one worker who hears itself in place of the others, with all that costs."""
 
-  packs = True
-
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = _same) -> PyTree:
     return _hear(payload, decode, self._topology.degree)
 
