@@ -282,7 +282,7 @@ def mlp() -> Iterator[Row]:
 def workers() -> Iterator[Row]:
   """What a worker costs when there are many."""
   for what, make, few, many in (
-    ('MLP', mlp_task, 40, 2),
+    ('MLP', mlp_task, 512, 16),
     ('logistic regression', lambda n: tasks.logistic_regression(32 * n, 123), 4000, 200),
   ):
     programs = {
