@@ -140,15 +140,20 @@ def test_vmap_gives_each_worker_its_own_bits(compressor):
 
 @pytest.mark.parametrize('compressor', params(c for c in COMPRESSORS if c.unbiased))
 def test_unbiased_where_declared(compressor):
-  """The mean of many draws is within 5 standard errors of x, for every element."""
+  """The mean of many draws is within 5 standard errors of x, for every element.
+
+  Of an element that is rarely not rounded to 0 the spread is not known well; Bernstein's inequality
+  adds k²/3 of the largest error, over the number of draws, to k standard errors.
+  """
   x = gaussian(97)
   count = 20_000
   values = draws(compressor, x, count)
   error = values.mean(0) - np.asarray(x, np.float64)
   spread = values.std(0) / math.sqrt(count)
+  largest = np.abs(values - np.asarray(x)).max()
   # Half a quantum of the 16-bit dither is allowed by construction.
-  quantum = 2.0**-16 * np.abs(values - np.asarray(x)).max()
-  assert (np.abs(error) <= 5 * spread + quantum + 1e-6).all()
+  rare, quantum = 5**2 / 3 * largest / count, 2.0**-17 * largest
+  assert (np.abs(error) <= 5 * spread + rare + quantum + 1e-6).all()
 
 
 @everyone

@@ -136,7 +136,7 @@ def test_keys_of_other_generators():
 def test_quarters_are_joined_again(size):
   x = jnp.arange(float(size))
   parts = rounding.quarters(x)
-  assert {part.shape for part in parts} == {(-(-size // 4),)}
+  assert {part.shape for part in parts} == {(16 * -(-size // 64),)}
   np.testing.assert_array_equal(rounding.join(parts, size), x)
 
 

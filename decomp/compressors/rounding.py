@@ -56,8 +56,12 @@ def quarters(x: jax.Array) -> list[jax.Array]:
 
 
 def pieces(x: jax.Array, count: int) -> list[jax.Array]:
-  """A flat array cut into `count` of one length, the last ones filled up with zeros."""
-  length = -(-x.size // count)
+  """A flat array cut into `count` of one length, the last ones filled up with zeros.
+
+  The length is a multiple of 16: where XLA splits an odd one between two cores, neither uses vector
+  instructions, and the loop takes six times as long.
+  """
+  length = 16 * -(-x.size // (16 * count))
   parts = [x[number * length : (number + 1) * length] for number in range(count)]
   return [jnp.pad(part, (0, length - part.size)) for part in parts]
 
