@@ -132,7 +132,7 @@ def moments(
   centers2 = (np.tensordot(modes.T, problem.centers.astype(float), 1) ** 2).mean(-1)
   n = len(lam)
   path = x2 = xe = e2 = np.zeros((n, len(h)))  # `path`: what part of the way the mean has gone
-  found = []
+  found: list[tuple[npt.ArrayLike, ...]] = []
   for t, rate in enumerate(rates, start=1):
     mu, gradient2 = lam - rate * h, (rate * problem.noise) ** 2
     step = (mu - 1) * path + rate * h

@@ -139,7 +139,7 @@ Make = Callable[[optax.GradientTransformation], decomp.Algorithm]
 def runner(problem: Regression, make: Make, n: int) -> Callable[[jax.Array, int], Runs]:
   """A function of keys and T that runs an algorithm on a ring of n workers."""
   graph = topology.ring(n)
-  shards = jnp.asarray(partition.iid(problem.targets, n).indices)
+  shards = jnp.asarray(partition.iid(np.asarray(problem.targets), n).indices)
 
   def step(key: jax.Array, sim: decomp.Simulation, t: jax.Array, carry: Any) -> Any:
     state, total, clipped = carry
