@@ -77,7 +77,9 @@ def _wait(running: Sequence[subprocess.Popen[str]], interrupts: Callable[[], int
   while True:
     codes = [process.poll() for process in running]
     if failed is None:
-      failed = next((number for number, code in enumerate(codes) if code), None)
+      # A process that a signal killed takes others with it, at times before we look again.
+      ended = [(code, number) for number, code in enumerate(codes) if code]
+      failed = min(ended)[1] if ended else None
       if failed is not None:
         deadline = time.monotonic() + GRACE
     if interrupts() > passed_on:
