@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
-
-from decomp.base import Compressor
+from decomp.base import Compressor, Decode
 
 
 def contractive(compressor: Compressor) -> Compressor:
@@ -23,7 +18,7 @@ def contractive(compressor: Compressor) -> Compressor:
   Returns:
     A biased, contractive `Compressor`.
 
-  >>> import jax.numpy as jnp
+  >>> import jax, jax.numpy as jnp
   >>> from decomp.compressors.random_k import random_k
   >>> x = jnp.ones(8)
   >>> payload = contractive(random_k(0.25)).encode(jax.random.key(0), x)
@@ -38,7 +33,7 @@ def contractive(compressor: Compressor) -> Compressor:
       f'compressor={compressor}: must be unbiased with a bound on its noise, such as qsgd(bits=4)'
     )
 
-  def shrunk(decode: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], jax.Array]:
+  def shrunk(decode: Decode) -> Decode:
     return lambda payload, like: decode(payload, like) * (1 / (1 + bound(like.size)))
 
   quick = compressor.quick

@@ -71,8 +71,9 @@ def tfds_source(builder: Any, split: str) -> Sequence[Any]:
     raise ValueError(f'{builder.name} has no split {split!r}, only: {found}')
   try:
     return builder.as_data_source(split, file_format='array_record')
-  # TFDS has no error of its own for this: which of these it raises depends on what it finds.
-  except (AssertionError, KeyError, NotImplementedError, ValueError) as error:
+  # TFDS has no error of its own for this. Which of these it raises depends on what it finds: a
+  # kind of RuntimeError where the data are there in another format.
+  except (AssertionError, KeyError, RuntimeError, ValueError) as error:
     raise FileNotFoundError(
       f'{builder.name} is not prepared as array_record files in {builder.data_dir}. Either\n'
       f'  * run `python -m experiments.prepare_data --dataset={builder.name}`, which '
