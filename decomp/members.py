@@ -15,7 +15,7 @@ import numpy as np
 
 from decomp.base import PyTree
 from decomp.data.partition import Partition
-from decomp.run import Carry, Data, Steps, Totals, reset, step_keys
+from decomp.run import WIDE, Carry, Data, Steps, Totals, reset, step_keys
 from decomp.simulate import State
 
 # What of a carry is one for all members (None), and what has their axis in front.
@@ -53,7 +53,7 @@ class Program:
     limits, known = np.zeros(len(members.seed), np.float32), np.zeros(len(members.seed), bool)
     advance, measure = jax.jit(self._advance, donate_argnums=0), jax.jit(self._measure)
     arguments = carry, members, number, number, limits, known, self._data
-    self._chunk = advance.lower(*arguments).compile()
+    self._chunk = advance.lower(*arguments).compile(WIDE)
     self._measured = measure.lower(carry, members, self._data).compile()
     return max(_bytes(self._chunk), _bytes(self._measured))
 

@@ -30,7 +30,10 @@ from decomp.simulate import Simulation, State, simulate
 from decomp.tasks import Task
 
 OBSERVED = 8
-"""Diagnostics of messages take about as long as the messages: every so many steps are enough."""
+"""Diagnostics of messages take time: every so many steps are enough."""
+
+WIDE: dict[str, str | bool] = {'xla_cpu_prefer_vector_width': '512'}
+"""XLA uses half of a vector register where it could use 512 bits: random numbers take longer."""
 
 
 class Totals(NamedTuple):
@@ -137,7 +140,7 @@ class Run:
   def compile(self, carry: Carry) -> None:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
     zero = np.int32(0)
-    self._chunk = self._chunk.lower(carry, zero, zero, np.float32(0), self._data).compile()
+    self._chunk = self._chunk.lower(carry, zero, zero, np.float32(0), self._data).compile(WIDE)
 
   def advance(self, carry: Carry, until: int, row_at: int, limit: float) -> Carry:
     """Steps up to number `until`, or on one device to the first loss that is not below `limit`."""
@@ -204,22 +207,24 @@ class Steps:
     loss_keys = fold_in(fold_in(loss_key, step), workers)
     state = carry.state
     losses, grads, model_state = self.gradients(state.params, carry.model_state, batch, loss_keys)
-    last = state.round + 1 == row_at
+    before, last = carry.totals, state.round + 1 == row_at
+    # The factor orders the two uses of gradients, so that the last one may overwrite them.
+    gradient_norm, one = jax.lax.cond(
+      last,
+      lambda: (metrics.gradient_norm(grads).astype(jnp.float32), jnp.float32(1)),
+      lambda: (before.gradient_norm, jnp.float32(1)),
+    )
+    grads = jax.tree.map(lambda g: one.astype(g.dtype) * g, grads)
     observed = (state.round % OBSERVED == 0) | last
     state, info = self._exchange.step(step_key, grads, state, observed)
     losses = losses.astype(jnp.float32)
-    before = carry.totals
     totals = Totals(
       before.steps + 1,
       before.observed + observed.astype(jnp.int32),
       before.loss + losses,
       before.compression_error + jnp.where(observed, _reported(info, 'compression_error'), 0),
       before.clipped + jnp.where(observed, _reported(info, 'clipped'), 0),
-      jax.lax.cond(
-        last,
-        lambda: metrics.gradient_norm(grads).astype(jnp.float32),
-        lambda: before.gradient_norm,
-      ),
+      gradient_norm,
     )
     well = carry.failed == 0
     bad = well & ~below(losses, limit)

@@ -12,7 +12,7 @@ import optax
 
 from decomp import keys
 from decomp.base import Compressor, Info, Network, PyTree
-from decomp.once import once
+from decomp.loops import folded, once
 
 
 class Message(NamedTuple):
@@ -67,8 +67,11 @@ def compress(
     return jax.tree.unflatten(treedef, values)
 
   def diagnose(payload: list[PyTree]) -> Info:
-    error = once(lambda _, payload: optax.tree.sub(decode(payload), tree), key, payload)
-    return _info(compressor, tree, error)
+    errors = [
+      _squared(key, lambda p, x: decode_leaf(p, x) - x, p, leaf)
+      for p, leaf in zip(payload, leaves, strict=True)
+    ]
+    return _info(compressor, key, leaves, errors)
 
   payload = once(encode, leaf_keys, leaves)
   if net is None:
@@ -96,11 +99,23 @@ def norm(tree: PyTree) -> jax.Array:
   return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
-def _info(compressor: Compressor, tree: PyTree, error: PyTree) -> Info:
-  size = norm(tree)
-  relative = jnp.where(size == 0, 0, norm(error) / jnp.where(size == 0, 1, size)) ** 2
-  if math.isinf(compressor.limit):
-    return Info(relative, size, jnp.zeros((), jnp.float32))
-  beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in jax.tree.leaves(tree)]
-  clipped = jnp.stack(beyond).sum().astype(jnp.float32) / optax.tree.size(tree)
-  return Info(relative, size, clipped)
+def _squared(key: jax.Array, function: Callable[..., jax.Array], *args: Any) -> jax.Array:
+  """|function(*args)|², in float32."""
+
+  def squares(*args: Any) -> jax.Array:
+    return function(*args).astype(jnp.float32) ** 2
+
+  return folded(jnp.add, key, squares, *args).sum()
+
+
+def _info(
+  compressor: Compressor, key: jax.Array, leaves: list[jax.Array], errors: list[jax.Array]
+) -> Info:
+  """The diagnostics of z, of whose leaves |C(z) - z|² is given."""
+  size2, error2 = sum(_squared(key, lambda x: x, leaf) for leaf in leaves), sum(errors)
+  relative = jnp.where(size2 == 0, 0, error2 / jnp.where(size2 == 0, 1, size2))
+  clipped = jnp.zeros((), jnp.float32)
+  if math.isfinite(compressor.limit):
+    beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in leaves]
+    clipped = jnp.stack(beyond).sum().astype(jnp.float32) / optax.tree.size(leaves)
+  return Info(relative, jnp.sqrt(size2), clipped)

@@ -13,13 +13,23 @@ import optax
 
 import decomp
 from decomp import algorithms, compressors, data, models, tasks, topology
-from decomp.run import Run, Sampling
+from decomp.run import WIDE, Run, Sampling
 
 
 def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Callable[[], Any]:
-  """A program of many steps in one loop, compiled already."""
-  run = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry)).lower(start).compile()
-  return lambda: run(start)
+  """A program of many steps in one loop, compiled as training is, that goes on where it stopped.
+
+  It works in its own copy of `start`: a new one at each call would take as long as some steps.
+  """
+  carry = [jax.tree.map(jnp.copy, start)]
+  many = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry), donate_argnums=0)
+  run = many.lower(*carry).compile(WIDE)
+
+  def program() -> Any:
+    carry[0] = run(carry[0])
+    return carry[0]
+
+  return program
 
 
 def quantized(bits: int = 8, name: str = 'dcd_psgd', **options: Any) -> decomp.Algorithm:

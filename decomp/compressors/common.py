@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from decomp import wire
 from decomp.base import Compressor, PyTree
-from decomp.compressors.rounding import DITHERS, join, pieces
-from decomp.once import once
+from decomp.compressors.rounding import DITHERS, join
+from decomp.loops import folded, once
 
 
 class Coded(NamedTuple):
@@ -40,21 +39,24 @@ def coder(
 
   def encode(key: jax.Array, x: jax.Array) -> Coded:
     draft = once(quick_encode, key, x)  # each byte is made of several codes
-    return Coded(wire.pack_bits(plain_codes(draft, x.size), bits), draft.scale)
+    return Coded(wire.pack_bits(in_order(draft, x), bits), draft.scale)
 
   def decode(payload: Coded, like: Any) -> jax.Array:
     return values(wire.unpack_bits(payload.codes, bits, like.size), payload.scale, like)
 
   def quick_encode(key: jax.Array, x: jax.Array) -> Coded:
-    parts, scale = quantize(key, x.astype(jnp.float32).reshape(-1))
-    codes = _words(parts) if bits <= 8 else join(parts, x.size).astype(jnp.uint32)
-    return Coded(codes, scale)
+    def draw(key: jax.Array, x: jax.Array) -> Coded:
+      parts, scale = quantize(key, x.astype(jnp.float32).reshape(-1))
+      return Coded(_words(parts) if bits <= 8 else join(parts, x.size).astype(jnp.uint32), scale)
+
+    draft = once(draw, key, x)  # four codes in a word, which share a block of random numbers
+    return Coded(_bytes(draft.codes), draft.scale) if bits <= 8 else draft
 
   def quick_decode(draft: Coded, like: Any) -> jax.Array:
-    return values(plain_codes(draft, like.size), draft.scale, like)
+    return values(in_order(draft, like), draft.scale, like)
 
-  def plain_codes(draft: Coded, size: int) -> jax.Array:
-    return _bytes(draft.codes, size) if bits <= 8 else draft.codes
+  def in_order(draft: Coded, like: Any) -> jax.Array:
+    return draft.codes.reshape(-1)[: like.size]
 
   def values(codes: jax.Array, scale: PyTree, like: Any) -> jax.Array:
     return dequantize(codes, scale).reshape(like.shape).astype(like.dtype)
@@ -70,25 +72,19 @@ def _words(parts: Sequence[jax.Array]) -> jax.Array:
   return low.astype(jnp.uint32)
 
 
-def _bytes(words: jax.Array, size: int) -> jax.Array:
-  """Undoes `_words`: uint8 codes, `size` of them."""
+def _bytes(words: jax.Array) -> jax.Array:
+  """Undoes `_words`: the four quarters in rows, uint8.
+
+  To find an element among words takes a division where its array's last axis does not divide a
+  quarter; bytes are in order.
+  """
   shifts = 8 * jnp.arange(4, dtype=jnp.uint32)[:, None]
-  return (words[None] >> shifts).astype(jnp.uint8).reshape(-1)[:size]
+  return (words[None] >> shifts).astype(jnp.uint8)
 
 
 def largest(key: jax.Array, x: jax.Array) -> jax.Array:
-  """max |x_i| of a flat array, and 0 of an empty one.
-
-  On CPU a maximum is found element by element, three times as slowly as memory is read: folding
-  eighths onto each other first leaves an eighth of that.
-
-  Args:
-    key: what `once` needs.
-    x: [d].
-  """
-  if x.size >= 4096:
-    x = once(lambda _, x: functools.reduce(jnp.maximum, pieces(jnp.abs(x), 8)), key, x)
-  return jnp.abs(x).max(initial=0)
+  """max |x_i| of a flat array, and 0 of an empty one; `once` needs the key."""
+  return folded(jnp.maximum, key, jnp.abs, x).max(initial=0)
 
 
 def safe_divide(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from decomp import keys
+from decomp.loops import pieces
 
 Dither = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
@@ -53,17 +54,6 @@ def uniforms(key: jax.Array, count: int, dither: str) -> list[jax.Array]:
 def quarters(x: jax.Array) -> list[jax.Array]:
   """A flat array as `pieces` that share the words of a generator."""
   return pieces(x, 4)
-
-
-def pieces(x: jax.Array, count: int) -> list[jax.Array]:
-  """A flat array cut into `count` of one length, the last ones filled up with zeros.
-
-  The length is a multiple of 16: where XLA splits an odd one between two cores, neither uses vector
-  instructions, and the loop takes six times as long.
-  """
-  length = 16 * -(-x.size // (16 * count))
-  parts = [x[number * length : (number + 1) * length] for number in range(count)]
-  return [jnp.pad(part, (0, length - part.size)) for part in parts]
 
 
 def join(parts: Sequence[jax.Array], size: int) -> jax.Array:
