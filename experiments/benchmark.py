@@ -315,8 +315,8 @@ def print_table(rows: Sequence[Row]) -> None:
     {'what': r.what, 'measured': f'{r.value:.3g}{r.unit}', 'goal': r.goal, '': marks[r.met]}
     for r in rows
   ]
-  title = f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}'
-  report.print_table(shown, title)
+  facts = settings.environment()
+  report.print_table(shown, f'{facts["machine"]}, jax {facts["jax"]}')
 
 
 if __name__ == '__main__':

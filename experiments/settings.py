@@ -10,9 +10,11 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -318,6 +320,16 @@ def environment() -> dict[str, str]:
     'decomp': decomp.__version__,
     'jax': jax.__version__,
     'python': platform.python_version(),
-    'machine': f'{platform.machine()}, {os.cpu_count()} cores',
+    'machine': f'{processor()}, {os.cpu_count()} cores',
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
   }
+
+
+def processor() -> str:
+  """The name of this machine's processor, or of its kind where the system does not tell."""
+  try:
+    facts = Path('/proc/cpuinfo').read_text()
+  except OSError:
+    facts = ''
+  found = re.search(r'^model name\s*: (.*)$', facts, re.MULTILINE)
+  return found[1] if found else platform.machine()
