@@ -13,8 +13,8 @@ import optax
 from decomp.base import PyTree
 
 
-def once(function: Callable[..., PyTree], key: jax.Array, *args: Any) -> PyTree:
-  """function(key, *args), with arguments and result each written to memory once.
+def once(function: Callable[..., PyTree], *args: Any) -> PyTree:
+  """function(*args), with arguments and result each written to memory once.
 
   A compiler that fuses everything into one loop computes a message, random numbers included, anew
   for each neighbour that adds it and for each bit that is packed. On CPU nothing but control flow
@@ -23,26 +23,26 @@ def once(function: Callable[..., PyTree], key: jax.Array, *args: Any) -> PyTree:
 
   Args:
     function: of arrays to arrays.
-    key: a random key, or several in an array.
-    *args: pytrees of arrays.
+    *args: pytrees of arrays; the first array of all must not be empty.
   """
   if jax.default_backend() != 'cpu':
-    return jax.lax.optimization_barrier(function(key, *jax.lax.optimization_barrier(args)))
-  holds = _holds(jax.random.key_data(key))
-  zeros = optax.tree.zeros_like(jax.eval_shape(function, key, *args))
-  return jax.lax.cond(holds, function, lambda *_: zeros, key, *args)
+    return jax.lax.optimization_barrier(function(*jax.lax.optimization_barrier(args)))
+  zeros = optax.tree.zeros_like(jax.eval_shape(function, *args))
+  return jax.lax.cond(_holds(jax.tree.leaves(args)[0]), function, lambda *_: zeros, *args)
 
 
 @jax.custom_batching.custom_vmap
-def _holds(words: jax.Array) -> jax.Array:
+def _holds(x: jax.Array) -> jax.Array:
   """True, for all workers at once: a condition of each worker's own would compute both branches."""
-  return (words.reshape(-1)[0] | 1) != 0
+  x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+  bits = jax.lax.bitcast_convert_type(x.reshape(-1)[0], f'uint{8 * x.dtype.itemsize}')
+  return (bits | 1) != 0
 
 
 @_holds.def_vmap
-def _holds_for_all(axis_size: int, in_batched: Any, words: jax.Array) -> tuple[jax.Array, bool]:
+def _holds_for_all(axis_size: int, in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
   del axis_size, in_batched
-  return _holds(words), False
+  return _holds(x), False
 
 
 def pieces(x: jax.Array, count: int) -> list[jax.Array]:
@@ -57,7 +57,9 @@ def pieces(x: jax.Array, count: int) -> list[jax.Array]:
 
 
 def folded(
-  combine: Callable[[jax.Array, jax.Array], jax.Array], key: jax.Array, function: Any, *args: Any
+  combine: Callable[[jax.Array, jax.Array], jax.Array],
+  function: Callable[..., jax.Array],
+  *args: Any,
 ) -> jax.Array:
   """function(*args) made an eighth as long by `combine`, or as it is if it is short.
 
@@ -66,13 +68,12 @@ def folded(
 
   Args:
     combine: such as `jnp.maximum`; of the zeros that fill the last piece up, too.
-    key: what `once` needs.
     function: of arrays to an array of any shape.
     *args: pytrees of arrays.
   """
 
-  def fold(_: jax.Array, *args: Any) -> jax.Array:
+  def fold(*args: Any) -> jax.Array:
     return functools.reduce(combine, pieces(function(*args).reshape(-1), 8))
 
   short = jax.eval_shape(function, *args).size < 4096
-  return function(*args) if short else once(fold, key, *args)
+  return function(*args) if short else once(fold, *args)

@@ -68,10 +68,10 @@ def compress(
 
   def diagnose(payload: list[PyTree]) -> Info:
     errors = [
-      _squared(key, lambda p, x: decode_leaf(p, x) - x, p, leaf)
+      _squared(lambda p, x: decode_leaf(p, x) - x, p, leaf)
       for p, leaf in zip(payload, leaves, strict=True)
     ]
-    return _info(compressor, key, leaves, errors)
+    return _info(compressor, leaves, errors)
 
   payload = once(encode, leaf_keys, leaves)
   if net is None:
@@ -99,20 +99,18 @@ def norm(tree: PyTree) -> jax.Array:
   return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
-def _squared(key: jax.Array, function: Callable[..., jax.Array], *args: Any) -> jax.Array:
+def _squared(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
   """|function(*args)|², in float32."""
 
   def squares(*args: Any) -> jax.Array:
     return function(*args).astype(jnp.float32) ** 2
 
-  return folded(jnp.add, key, squares, *args).sum()
+  return folded(jnp.add, squares, *args).sum()
 
 
-def _info(
-  compressor: Compressor, key: jax.Array, leaves: list[jax.Array], errors: list[jax.Array]
-) -> Info:
+def _info(compressor: Compressor, leaves: list[jax.Array], errors: list[jax.Array]) -> Info:
   """The diagnostics of z, of whose leaves |C(z) - z|² is given."""
-  size2, error2 = sum(_squared(key, lambda x: x, leaf) for leaf in leaves), sum(errors)
+  size2, error2 = sum(_squared(lambda x: x, leaf) for leaf in leaves), sum(errors)
   relative = jnp.where(size2 == 0, 0, error2 / jnp.where(size2 == 0, 1, size2))
   clipped = jnp.zeros((), jnp.float32)
   if math.isfinite(compressor.limit):

@@ -82,9 +82,9 @@ def _bytes(words: jax.Array) -> jax.Array:
   return (words[None] >> shifts).astype(jnp.uint8)
 
 
-def largest(key: jax.Array, x: jax.Array) -> jax.Array:
-  """max |x_i| of a flat array, and 0 of an empty one; `once` needs the key."""
-  return folded(jnp.maximum, key, jnp.abs, x).max(initial=0)
+def largest(x: jax.Array) -> jax.Array:
+  """max |x_i| of a flat array, and 0 of an empty one."""
+  return folded(jnp.maximum, jnp.abs, x).max(initial=0)
 
 
 def safe_divide(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
 
   def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     # Squares of large or small elements leave the range of float32; those of x / max do not.
-    most = largest(key, x)
+    most = largest(x)
     norm = most * jnp.linalg.norm(safe_divide(x, most))
     rounded = round_quarters(key, safe_divide(x, norm) * levels, dither)
     return [jnp.clip(part + levels, 0, 2 * levels) for part in rounded], norm

@@ -27,7 +27,7 @@ def sign_norm() -> Compressor:
 
   def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     # Sums of large or small elements leave the range of float32; those of x / max do not.
-    most = largest(key, x)
+    most = largest(x)
     magnitude = most * (jnp.abs(safe_divide(x, most)).sum() / max(1, x.size))
     return quarters((x >= 0).astype(jnp.float32)), magnitude
 

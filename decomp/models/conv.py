@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from decomp.loops import once
+
 Pair = tuple[int, int]
 Padding = str | Sequence[Pair]
 
@@ -89,7 +91,9 @@ def _input_gradient(g, kernel, shape, strides, padding):
 
 
 def _kernel_gradient(x, g, shape, strides, padding):
-  swapped = x.transpose(3, 1, 2, 0)
+  # In two steps: images are powers of two apart in memory, and a loop that reads one number of each
+  # in turn finds them all in the same few lines of the cache.
+  swapped = once(lambda x: x.transpose(1, 2, 0, 3), x).transpose(3, 0, 1, 2)
   low = [p for p, _ in padding]
   pads = _pads_to(shape[:2], x.shape[1:3], _dilated(g.shape[1:3], strides), low)
   gradient = _convolve(swapped, g.transpose(1, 2, 0, 3), pads, rhs_dilation=strides)
