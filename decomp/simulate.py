@@ -77,8 +77,7 @@ class Simulation:
       key: the key of the whole run; step and worker numbers are folded in here.
       grads: each worker's gradient at its `state.params`, leaves [n, ...].
       state: from `init` or the step before.
-      observed: whether anyone looks at the diagnostics, which take about as long as the messages;
-        if not, they are NaN.
+      observed: whether anyone looks at the diagnostics, which take time; if not, they are NaN.
 
     Returns:
       The next state, and the algorithm's diagnostics with leaves [n, ...].
