@@ -93,14 +93,13 @@ class Training:
     """DCD on a ring without compression, written out for stacked workers."""
 
     def step(number: jax.Array, carry: Any) -> Any:
-      params, mixed = carry
-      grads = self._gradients(number, params)
-      z = jax.tree.map(lambda m, g, x: m - 0.01 * g - x, mixed, grads, params)
-      spread = jax.tree.map(lambda z: (z + jnp.roll(z, 1, 0) + jnp.roll(z, -1, 0)) / 3, z)
-      return optax.tree.add(params, z), optax.tree.add(mixed, spread)
+      params, pull = carry
+      z = optax.tree.add_scale(pull, -0.01, self._gradients(number, params))
+      change = jax.tree.map(lambda z: (jnp.roll(z, 1, 0) + jnp.roll(z, -1, 0) - 2 * z) / 3, z)
+      return optax.tree.add(params, z), optax.tree.add(pull, change)
 
     params = self.run.start().state.params
-    return loop(step, (params, params), count)
+    return loop(step, (params, optax.tree.zeros_like(params)), count)
 
   def plain(self, count: int) -> Callable[[], Any]:
     """One gradient of the same total batch for one model, with XLA's own convolutions."""
@@ -141,17 +140,17 @@ def by_hand(n: int, batch_size: int, steps: int) -> Callable[[], Any]:
   rows = jnp.arange(n)[:, None]
 
   def step(carry: Any, key: jax.Array) -> Any:
-    x, mixed = carry
+    x, pull = carry
     pick, dither = jax.random.split(key)
     chosen = jax.random.randint(pick, (n, batch_size), 0, 64)
     a, b = inputs[rows, chosen], signs[rows, chosen]
     weight = -b * jax.nn.sigmoid(-b * jnp.einsum('nbd,nd->nb', a, x)) / batch_size
     gradient = jnp.einsum('nb,nbd->nd', weight, a) + 0.01 * x
-    z = mixed - 0.01 * gradient - x
+    z = pull - 0.01 * gradient
     scale = jnp.abs(z).max(1, keepdims=True) / 127 + 1e-30
     message = jnp.floor(z / scale + jax.random.uniform(dither, z.shape)) * scale
-    spread = (message + jnp.roll(message, 1, 0) + jnp.roll(message, -1, 0)) / 3
-    return (x + message, mixed + spread), None
+    change = (jnp.roll(message, 1, 0) + jnp.roll(message, -1, 0) - 2 * message) / 3
+    return (x + message, pull + change), None
 
   @jax.jit
   def run(carry: Any) -> Any:

@@ -270,7 +270,7 @@ class Runner:
     if self._name == 'dcd_psgd':
       workers = before.workers
       updates, _ = jax.vmap(self._optimizer.update)(grads, workers.opt_state, workers.params)
-      message = optax.tree.sub(optax.tree.add(workers.mixed, updates), workers.params)
+      message = optax.tree.add(workers.pull, updates)
     if self._name == 'ecd_psgd':
       error2 = self._error2(after)
     beyond = jax.tree.map(lambda leaf: (jnp.abs(leaf) > grid.limit).sum(), message)

@@ -40,14 +40,19 @@ class DCDState(NamedTuple):
 
   Attributes:
     params: x_i, of which every neighbour holds an exact replica.
-    mixed: sum_j W_ij x_j, kept up to date from the compressed differences instead of one replica
-      for each neighbour.
+    pull: sum_j W_ij x_j - x_i, kept up to date from the compressed differences instead of one
+      replica for each neighbour.
     opt_state: the optimizer's.
   """
 
   params: PyTree
-  mixed: PyTree
+  pull: PyTree
   opt_state: Any
+
+  @property
+  def mixed(self) -> PyTree:
+    """sum_j W_ij x_j."""
+    return optax.tree.add(self.params, self.pull)
 
 
 def dcd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) -> Algorithm:
@@ -82,15 +87,15 @@ def dcd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   warn_if_biased('dcd_psgd', compressor)
 
   def init(params: PyTree, net: Network) -> DCDState:
-    return DCDState(params, net.mix(params), optimizer.init(params))
+    return DCDState(params, optax.tree.sub(net.mix(params), params), optimizer.init(params))
 
   def step(key: jax.Array, grads: PyTree, state: DCDState, net: Network) -> tuple[DCDState, Info]:
     updates, opt_state = local_update(optimizer, grads, state)
-    difference = optax.tree.sub(optax.tree.add(state.mixed, updates), state.params)
+    difference = optax.tree.add(state.pull, updates)
     message = tree.compress(compressor, key, difference, net)
     params = optax.tree.add(state.params, message.value)
-    mixed = optax.tree.add(state.mixed, net.mix(message.payload, message.decode))
-    return DCDState(params, mixed, opt_state), message.info
+    change = optax.tree.sub(net.mix(message.payload, message.decode), message.value)
+    return DCDState(params, optax.tree.add(state.pull, change), opt_state), message.info
 
   needs = Needs(connected=True, symmetric=True, fixed=True)
   theory = Theory(lambda evidence: _judge(evidence, compressor), optimizer, compressor)

@@ -93,9 +93,11 @@ def ecd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   def step(key: jax.Array, grads: PyTree, state: ECDState, net: Network) -> tuple[ECDState, Info]:
     t = (net.round + 1).astype(float)
     updates, opt_state = local_update(optimizer, grads, state)
-    params = optax.tree.add(state.mixed, updates)
-    moved = optax.tree.sub(params, state.params)
-    message = tree.compress(compressor, key, tree.add_scaled(state.params, t / 2, moved), net)
+    moved = optax.tree.sub(optax.tree.add(state.mixed, updates), state.params)
+    z = tree.add_scaled(state.params, t / 2, moved)
+    message = tree.compress(compressor, key, z, net)
+    # By way of z, so that z may take the place of the gradients, and x' that of x.
+    params = tree.add_scaled(state.params, 2 / t, optax.tree.sub(z, state.params))
     received = net.mix(message.payload, message.decode)
     mixed = tree.add_scaled(state.mixed, 2 / t, optax.tree.sub(received, state.mixed))
     return ECDState(params, mixed, opt_state), message.info
