@@ -46,7 +46,8 @@ def quantizer(grid: Grid) -> Compressor:
     own = jnp.repeat(buckets, BUCKET)[: flat.size]
     cell = jnp.where(grid.kind == BUCKETS, own, scales[grid.kind]) / grid.levels
     points = jnp.clip(safe_divide(flat, cell), -grid.levels, grid.levels)
-    return (stochastic_round(key, points, 'hash') * cell).reshape(x.shape)
+    rounded = stochastic_round(key, points, 'hash', fraction=15)  # room for the levels of 16 bits
+    return (rounded * cell).reshape(x.shape)
 
   return Compressor(encode, lambda payload, like: payload, unbiased=True)
 

@@ -36,8 +36,9 @@ def words(dither, keys, size=SIZE):
 
 
 def uniform(dither, keys, size=SIZE):
-  draw = jax.jit(jax.vmap(lambda key: jnp.concatenate(rounding.uniforms(key, size // 4, dither))))
-  return np.asarray(draw(keys.reshape(-1))).reshape(*keys.shape, size)
+  """Dithers in (0, 1), each in the middle of its 2**-16."""
+  draw = jax.jit(jax.vmap(lambda key: jnp.concatenate(rounding.dithers(key, size // 4, dither))))
+  return (np.asarray(draw(keys.reshape(-1))).reshape(*keys.shape, size) + np.float32(0.5)) / 2**16
 
 
 def assert_normal(z):
@@ -113,6 +114,17 @@ def test_rounding_is_unbiased(dither, fraction):
   exact = float(np.float32(3 + fraction)) - 3
   off = float(np.asarray(rounded, np.float64).mean()) - 3 - exact
   assert abs(off) <= ALARM * np.sqrt(exact * (1 - exact) / total) + 2**-17
+
+
+@every_dither
+@pytest.mark.parametrize(('fraction', 'largest'), [(16, 2**15 - 1), (15, 2**16 - 1)])
+def test_rounding_holds_the_largest_numbers(dither, fraction, largest):
+  """The fixed point has room for them and for any dither; integers stay what they are."""
+  x = jnp.tile(jnp.array([-largest, 1 - largest, 0, largest - 1, largest], jnp.float32), SIZE // 4)
+  rounded = rounding.stochastic_round(jax.random.key(0), x, dither, fraction)
+  np.testing.assert_array_equal(rounded, x)
+  halves = rounding.stochastic_round(jax.random.key(0), 0.5 * x, dither, fraction)
+  assert set(np.unique(jnp.abs(halves - 0.5 * x))) == {0.0, 0.5}
 
 
 def test_threefry_is_that_of_jax():

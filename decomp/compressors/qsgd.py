@@ -42,8 +42,9 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
     # Squares of large or small elements leave the range of float32; those of x / max do not.
     most = largest(x)
     norm = most * jnp.linalg.norm(safe_divide(x, most))
-    rounded = round_quarters(key, safe_divide(x, norm) * levels, dither)
-    return [jnp.clip(part + levels, 0, 2 * levels) for part in rounded], norm
+    grid = jnp.clip(safe_divide(x, norm) * levels, -levels, levels)
+    rounded = round_quarters(key, grid, dither, fraction=min(16, 31 - bits))
+    return [part + levels for part in rounded], norm
 
   def dequantize(codes: jax.Array, norm: jax.Array) -> jax.Array:
     return (codes.astype(jnp.float32) - levels) * (norm / levels)

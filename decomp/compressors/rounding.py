@@ -18,37 +18,42 @@ from decomp.loops import pieces
 Dither = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 
 
-def stochastic_round(key: jax.Array, x: jax.Array, dither: str = 'threefry') -> jax.Array:
+def stochastic_round(
+  key: jax.Array, x: jax.Array, dither: str = 'threefry', fraction: int = 16
+) -> jax.Array:
   """Rounds each element up with the probability of its fractional part, else down: E round(x) = x.
 
-  The dither has 16 bits, so the bias is at most 2**-17 of the distance between two integers, and
-  integers stay what they are.
+  It does so in fixed point, where adding a dither and dropping the fraction is all there is to do.
+  With 16 bits the bias is at most 2**-17 of the distance between two integers; integers stay what
+  they are.
 
   Args:
     key: Decides.
-    x: float32.
+    x: float32, |x| < 2**(31 - fraction).
     dither: 'threefry', JAX's own generator; or 'hash', which is cheaper and has passed the tests
       of uniformity and independence in tests/test_rounding.py, but no others.
+    fraction: bits after the point, 16 at most; those of the dither too.
   """
-  return join(round_quarters(key, x.reshape(-1), dither), x.size).reshape(x.shape)
+  parts = round_quarters(key, x.reshape(-1), dither, fraction)
+  return join(parts, x.size).reshape(x.shape).astype(x.dtype)
 
 
-def round_quarters(key: jax.Array, x: jax.Array, dither: str = 'threefry') -> list[jax.Array]:
-  """`quarters` of what `stochastic_round` makes of a flat array."""
+def round_quarters(
+  key: jax.Array, x: jax.Array, dither: str = 'threefry', fraction: int = 16
+) -> list[jax.Array]:
+  """`quarters` of what `stochastic_round` makes of a flat array, int32."""
   parts = quarters(x)
-  lows = [jnp.floor(part) for part in parts]
   return [
-    low + (uniform < part - low).astype(x.dtype)
-    for uniform, part, low in zip(uniforms(key, len(parts[0]), dither), parts, lows, strict=True)
+    (jnp.round(part * 2.0**fraction).astype(jnp.int32) + (draw >> 16 - fraction)) >> fraction
+    for draw, part in zip(dithers(key, len(parts[0]), dither), parts, strict=True)
   ]
 
 
-def uniforms(key: jax.Array, count: int, dither: str) -> list[jax.Array]:
-  """The dithers of four quarters of `count` elements: float32 in (0, 1), in steps of 2**-16."""
+def dithers(key: jax.Array, count: int, dither: str) -> list[jax.Array]:
+  """Random numbers from 0 to 2**16 - 1 for four quarters of `count` elements, int32."""
   words = DITHERS[dither](key, count)
-  halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
-  # By way of int32, since there is no fast instruction for uint32.
-  return [half.astype(jnp.int32).astype(jnp.float32) * 2.0**-16 + 2.0**-17 for half in halves]
+  # Inverted: a small one rounds up, as it did when they were compared with fractions.
+  return [half.astype(jnp.int32) for word in words for half in (~word & 0xFFFF, ~word >> 16)]
 
 
 def quarters(x: jax.Array) -> list[jax.Array]:
