@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-  return [*globals(), *_LATER, *_MODULES]
+  return sorted({*globals(), *_LATER, *_MODULES})
 
 
 def __getattr__(name: str) -> Any:

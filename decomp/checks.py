@@ -28,7 +28,7 @@ def check_topology(algorithm: Algorithm, topology: Topology) -> None:
   elif needs.symmetric and not topology.is_symmetric:
     problem = (
       'is not symmetric, which the theory needs: use an undirected graph, or d_psgd; to try it all '
-      'the same, pass algorithm._replace(needs=decomp.Needs())'
+      'the same, pass algorithm._replace(needs=algorithm.needs._replace(symmetric=False))'
     )
   elif needs.connected and not topology.is_connected:
     problem = 'is not connected, so that workers would never agree: add edges'

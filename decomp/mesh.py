@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from decomp import wire
 from decomp.base import PyTree
-from decomp.network import AXIS, weighted
+from decomp.network import AXIS, check_floating, weighted
 from decomp.topology import Topology, permutations
 
 SLOT = 'slot'
@@ -35,6 +35,8 @@ def worker_mesh(num_workers: int, devices: Any = None) -> Mesh:
   >>> worker_mesh(1).shape['worker']
   1
   """
+  if num_workers < 1:
+    raise ValueError(f'num_workers={num_workers}: must be at least 1')
   devices = list(jax.devices() if devices is None else devices)
   count = max(d for d in range(1, len(devices) + 1) if num_workers % d == 0)
   return Mesh(np.array(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
@@ -133,8 +135,9 @@ class MeshNetwork:
     return jax.lax.switch(self.round % len(branches), branches, local)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
-    """The average over all workers of decode(payload_j)."""
+    """The average over all workers of decode(payload_j), added in the dtype that travels."""
     if decode is None:
+      jax.tree.map(check_floating, payload)
       return jax.tree.map(lambda x: jax.lax.pmean(x, (AXIS, SLOT)), payload)
     like = jax.eval_shape(lambda: payload)
     local = jax.lax.all_gather(wire.pack(payload), SLOT)

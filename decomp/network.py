@@ -7,6 +7,9 @@ ONE matrix product W @ X for all workers; `ppermute` is a gather of rows.
 No packing happens here, but receivers decode what they are sent: codes take less memory than
 numbers, and on one device memory is what an exchange costs. Only before a product with W the
 sender's slot decodes, since everyone needs everything.
+
+Whom a worker does not hear has weight 0. A model that is not finite may therefore spoil others than
+its neighbours in the same step (0 · inf is NaN), here as on a mesh; runs end at that step anyway.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ def _sparse(topology: Topology) -> Mixer:
     ]
 
     def total(*values: jax.Array) -> jax.Array:
-      _check_floating(values[0])
+      check_floating(values[0])
       weights = row.astype(_accumulator(values[0]))
       terms = [w * x.astype(weights.dtype) for w, x in zip(weights, values, strict=True)]
       return sum(terms[1:], terms[0]).astype(values[0].dtype)
@@ -160,7 +163,7 @@ class Meter:
 
 def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
   """sum_j row_j everyone_j, in full precision also where a matrix unit would take bfloat16."""
-  _check_floating(everyone)
+  check_floating(everyone)
   kind = _accumulator(everyone)
   # As a product: XLA's CPU reduction over a leading axis is an order of magnitude slower.
   total = jnp.tensordot(
@@ -169,7 +172,8 @@ def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
   return total.astype(everyone.dtype)
 
 
-def _check_floating(x: Any) -> None:
+def check_floating(x: Any) -> None:
+  """Whether a message can be averaged as it is."""
   if not jnp.issubdtype(x.dtype, jnp.floating):
     raise ValueError(
       f'a message of dtype {x.dtype} cannot be averaged: pass net.mix or net.mean the `decode` '

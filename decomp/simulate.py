@@ -96,6 +96,7 @@ class Simulation:
     """
     params = jax.eval_shape(lambda p: jax.tree.map(_strong, p), params)
     check_params(params)
+    check_precision(self.algorithm, params)
     meter = Meter(self.topology)
     state = jax.eval_shape(lambda p: self.algorithm.init(p, meter), params)
     meter.bytes = 0  # the start is not part of a step

@@ -291,6 +291,8 @@ class _Loop:
 
 
 def _points(grids: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Point]:
+  if 'seed' in grids:
+    raise ValueError(f'seed={grids["seed"]!r}: must be given as seeds, such as seeds=(0, 1, 2)')
   for name, values in grids.items():
     found = np.asarray(values)
     if found.ndim != 1 or not found.size or found.dtype.kind not in 'iuf':

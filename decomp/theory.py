@@ -194,10 +194,10 @@ def step_sizes(problem: Problem, topology: Topology, alpha2: float, steps: int) 
     d2 = 2 * alpha2 * (2 * topology.mu**2 * (1 + 2 * alpha2) / room + 1)
     d1 = d2 / (1 - topology.rho**2) + 1 / gap**2
     slow = 6 * math.sqrt(d1) * smooth + 6 * math.sqrt(d2 * smooth)
-    sizes['DCD, corollary 2'] = 1 / (slow + shared)
+    sizes['DCD, corollary 2'] = slow + shared
   if gap > 0:
-    sizes['ECD, corollary 4'] = 1 / (12 * smooth / gap + shared)
-  return sizes
+    sizes['ECD, corollary 4'] = 12 * smooth / gap + shared
+  return {name: 1 / bound if bound else math.inf for name, bound in sizes.items()}
 
 
 def task_gradients(
@@ -245,9 +245,12 @@ def estimate(
   """The `Problem` where the run starts, from 2 · `samples` stochastic gradients of each worker.
 
   σ² and ζ² are variances within and between workers. Curvatures are finite differences of
-  gradients: first in the direction of each worker's noise, and then by power iteration, which
-  approaches the largest one from below; both are means over the workers.
+  gradients: first in the direction of each worker's noise (where there is none, of all parameters
+  alike), and then by power iteration, which approaches the largest one from below; both are means
+  over the workers.
   """
+  if samples < 2:
+    raise ValueError(f'samples={samples}: must be at least 2, to have a variance')
   stacked = jax.tree.map(lambda x: jnp.repeat(x[None], num_workers, 0), params)
 
   def run(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -257,7 +260,7 @@ def estimate(
     mean = jax.tree.map(lambda g: g.mean(0), own)
     within = optax.tree.norm(jax.tree.map(lambda g, m: g - m[None], drawn, own), squared=True)
     between = optax.tree.norm(jax.tree.map(lambda g, m: g - m[None], own, mean), squared=True)
-    noise = jax.tree.map(lambda g, m: g[0] - m, drawn, own)
+    noise = jax.tree.map(lambda g, m: jnp.where(within > 0, g[0] - m, 1), drawn, own)
     curvatures = _curvatures(lambda p: gradients(keys[-1], p), stacked, noise, samples)
     return within, between, curvatures[0], curvatures.max(), _step_size(optimizer, params, mean)
 
@@ -288,7 +291,8 @@ def _curvatures(
 
 def _step_size(optimizer: optax.GradientTransformation, params: PyTree, grads: PyTree) -> jax.Array:
   """|u| / |g| after 50 updates with one gradient, by when momentum has come to its full length."""
-  grads = optax.tree.cast_like(grads, params)
+  size = tree.norm(grads)
+  grads = jax.tree.map(lambda g: jnp.where(size > 0, g, 1), optax.tree.cast_like(grads, params))
 
   def update(state: PyTree, _: None) -> tuple[PyTree, jax.Array]:
     updates, state = optimizer.update(grads, state, params)
@@ -302,10 +306,11 @@ def _probe(
   sim: Simulation, params: PyTree, gradients: Gradients, key: jax.Array
 ) -> tuple[float, float]:
   """α² and |z| of the first steps' messages: means over workers and the later ones of the steps."""
+  gradient_key, key = jax.random.split(key)
 
   def run(params: PyTree) -> PyTree:
     def step(state: PyTree, t: jax.Array) -> tuple[PyTree, PyTree]:
-      grads = gradients(jax.random.fold_in(key, t), state.params)
+      grads = gradients(jax.random.fold_in(gradient_key, t), state.params)
       return sim.step(key, grads, state)
 
     return jax.lax.scan(step, sim.init(params), jnp.arange(PROBE_STEPS))[1]

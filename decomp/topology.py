@@ -49,6 +49,11 @@ class Topology:
 
   def __post_init__(self) -> None:
     matrices = np.array(self.matrices, np.float64)
+    if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or not matrices.size:
+      raise ValueError(f'matrices has shape {matrices.shape}: must be (period, n, n)')
+    for matrix in matrices:
+      _check_doubly_stochastic(matrix)
+    matrices = np.maximum(matrices, 0)  # there may be roundings below
     matrices.setflags(write=False)
     object.__setattr__(self, 'matrices', matrices)
 
@@ -263,9 +268,13 @@ def from_matrix(matrix: Any) -> Topology:
   w = np.asarray(matrix, np.float64)
   if w.ndim != 2 or w.shape[0] != w.shape[1] or w.size == 0:
     raise ValueError(f'matrix has shape {w.shape}; a mixing matrix is square, (n, n)')
+  return Topology(f'from_matrix({len(w)} x {len(w)})', w[None])
+
+
+def _check_doubly_stochastic(w: np.ndarray) -> None:
   if not np.isfinite(w).all():
     raise ValueError('matrix has entries that are not finite')
-  if w.min() < 0:
+  if w.min() < -1e-12:
     i, j = np.unravel_index(w.argmin(), w.shape)
     raise ValueError(f'matrix[{i}, {j}] = {w.min():.6g}; the weights of a mixing matrix are >= 0')
   for axis, word in ((1, 'row'), (0, 'column')):
@@ -276,7 +285,6 @@ def from_matrix(matrix: Any) -> Topology:
         f'matrix is not doubly stochastic: {word} {at} sums to {w.sum(axis)[at]:.6g}, not 1; '
         'topology.from_graph makes Metropolis weights for any graph'
       )
-  return Topology(f'from_matrix({len(w)} x {len(w)})', w[None])
 
 
 def from_graph(graph: nx.Graph) -> Topology:

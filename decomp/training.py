@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,11 +134,14 @@ def train(
   """
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
+  if not len(next(iter(task.test.values()), ())):
+    raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
   check_positive(
     steps=steps, batch_size=batch_size, eval_every=eval_every, worker_examples=worker_examples
   )
   if resume and checkpoint_dir is None:
     raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
+  ignore = () if eval_every else ('eval_every',)  # a run that is to be longer has another default
   eval_every = eval_every or max(1, steps // 20)
   sim = simulate(algorithm, topology, mesh)
   sampling = Sampling(divide(shards, task, topology, seed), batch_size, reshuffle, replacement)
@@ -159,7 +162,7 @@ def train(
   }
   run = Run(task, sim, sampling, seed, mapping, worker_examples)
   with (
-    _open(checkpoint_dir, facts) as checkpointer,
+    _open(checkpoint_dir, facts, ignore) as checkpointer,
     Progress(progress if is_first() else False, algorithm.name, steps) as bar,
   ):
     wire_seconds = None if network is None else _wire_seconds(task, sim, network)
@@ -209,6 +212,8 @@ class _Loop:
   def run(self, steps: int, eval_every: int) -> History:
     """Trains up to step number `steps`."""
     history, step = self._history, self._step
+    if step > steps:
+      raise ValueError(f'steps={steps}: checkpoint_dir holds a run up to step {step} already')
     if step < steps:
       self._run.compile(self._carry)
     self._bar.start_at(step)
@@ -371,12 +376,12 @@ class _Interrupts:
       raise KeyboardInterrupt
 
 
-def _open(directory: str | None, facts: Mapping[str, Any]) -> Any:
+def _open(directory: str | None, facts: Mapping[str, Any], ignore: Sequence[str]) -> Any:
   if directory is None:
     return contextlib.nullcontext()
   from decomp.checkpoint import Checkpointer
 
-  return Checkpointer(directory, dict(facts))
+  return Checkpointer(directory, dict(facts), ignore=ignore)
 
 
 def _wire_seconds(task: Task, sim: Simulation, network: cost.Links) -> float:
@@ -389,13 +394,14 @@ def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -
   """The shards that a run's arguments mean."""
   n, examples = topology.num_workers, len(next(iter(task.train.values())))
   if isinstance(shards, str):
-    if shards not in ('iid', 'by_label'):
-      raise ValueError(f"shards={shards!r}: must be 'iid', 'by_label' or a Partition")
     if shards == 'iid':
       return partition.iid(np.zeros(examples), n, seed)
-    if 'label' not in task.train:
+    if shards == 'by_label' and 'label' not in task.train:
       raise ValueError(f"shards='by_label': task={task.name} has no train['label'] to go by")
-    return partition.by_label(task.train['label'], n)
+    if shards == 'by_label':
+      return partition.by_label(task.train['label'], n)
+  if not isinstance(shards, Partition):
+    raise ValueError(f"shards={shards!r}: must be 'iid', 'by_label' or a Partition")
   if len(shards.lengths) != n:
     raise ValueError(
       f'shards has {len(shards.lengths)} workers, but topology={topology.name} has {n}'

@@ -74,18 +74,19 @@ def compress(
     return _info(compressor, leaves, errors)
 
   payload = once(encode, leaf_keys, leaves)
-  if net is None:
-    info = diagnose(payload)
-  else:
-    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), jax.eval_shape(diagnose, payload))
-    info = jax.lax.cond(net.observed, diagnose, lambda _: unknown, payload)
+  info = diagnose(payload) if net is None else _if_observed(net, diagnose, payload)
   return Message(payload, decode, decode(payload), info)
 
 
-def exact(tree: PyTree) -> Info:
+def exact(tree: PyTree, net: Network) -> Info:
   """The diagnostics of a message that is sent as it is."""
   zero = jnp.zeros((), jnp.float32)
-  return Info(zero, norm(tree), zero)
+  return _if_observed(net, lambda tree: Info(zero, norm(tree), zero), tree)
+
+
+def _if_observed(net: Network, diagnose: Callable[[PyTree], Info], message: PyTree) -> Info:
+  unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), jax.eval_shape(diagnose, message))
+  return jax.lax.cond(net.observed, diagnose, lambda _: unknown, message)
 
 
 def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTree:

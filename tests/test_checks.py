@@ -97,6 +97,13 @@ def test_a_biased_compressor_is_a_warning(name):
     (lambda: algorithms.naive(optax.sgd(1), 'natural'), "compressor='natural'"),
     (lambda: decomp.train('digits', None, None, 1, 1), "task='digits'"),
     (lambda: algorithms.choco_sgd(optax.sgd(1), compressors.sign_norm(), 0), 'consensus_rate=0'),
+    (lambda: algorithms.choco_sgd(optax.sgd(1), compressors.sign_norm(), '1'), "rate='1'"),
+    (lambda: algorithms.choco_sgd(optax.sgd(1), compressors.sign_norm(), np.float32(2)), 'rate='),
+    (lambda: algorithms.choco_sgd(optax.sgd(1), None, 0.5), 'compressor=None'),
+    (lambda: algorithms.dcd_psgd(optax.sgd(1), None), 'compressor=None'),
+    (lambda: algorithms.d_psgd({}), 'optimizer={}'),
+    (lambda: compressors.fixed_grid(4, '1'), "limit='1'"),
+    (lambda: compressors.fixed_grid(4, 1e39), r'limit=1e\+39'),
   ],
 )
 def test_arguments_of_the_wrong_kind(make, words):
@@ -126,6 +133,35 @@ def test_training_in_float64():
     with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
       history = decomp.train(task, make_algorithms()[name], topology.ring(4), steps=4, batch_size=2)
     assert history[-1]['step'] == 4
+
+
+def test_sums_in_half_precision_are_refused_before_bytes_are_counted():
+  sim = decomp.simulate(make_algorithms()['dcd_psgd'], topology.ring(4))
+  with pytest.raises(ValueError, match='is bfloat16'):
+    sim.bytes_per_step(jnp.zeros(3, jnp.bfloat16))
+
+
+@pytest.mark.parametrize('name', make_algorithms())
+def test_nothing_is_reported_of_a_step_that_nobody_observes(name):
+  sim = decomp.simulate(make_algorithms()[name], topology.ring(4))
+  state, grads = sim.init(jnp.ones(3)), jnp.ones((4, 3))
+  for observed in (True, False):
+    info = sim.step(jax.random.key(0), grads, state, observed)[1]
+    assert {bool(x) for leaf in info for x in jnp.isfinite(leaf)} == {observed}
+
+
+def test_shards_that_are_no_partition():
+  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+  for shards in ('by_lable', [[0], [1]]):
+    with pytest.raises(ValueError, match="must be 'iid', 'by_label' or a Partition"):
+      decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1, shards=shards)
+
+
+def test_a_task_without_test_examples():
+  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+  task = task._replace(test={k: v[:0] for k, v in task.test.items()})
+  with pytest.raises(ValueError, match='has no test examples'):
+    decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1)
 
 
 def test_shards_of_other_data_are_refused():

@@ -106,6 +106,16 @@ def test_what_is_not_finite_stays_visible(compressor):
 
 
 @everyone
+@pytest.mark.parametrize('size', [5000, 40_001])
+def test_what_is_not_finite_stays_visible_in_large_leaves(compressor, size):
+  """XLA's own maximum loses a NaN there."""
+  run = jax.jit(lambda key, x: jax.vmap(functools.partial(apply, compressor))(key, x))
+  places = np.array([0, 17, size // 2, size - 1])
+  x = jnp.tile(gaussian(size), (4, 1)).at[np.arange(4), places].set(jnp.nan)
+  assert not np.isfinite(run(jax.random.split(jax.random.key(0), 4), x)).all(1).any()
+
+
+@everyone
 def test_tiny_and_huge_leaves(compressor):
   scales = np.array([1e-45, 1e-38, 1e-30, 1e30, 1e37], np.float32)
   x = jnp.array(np.linspace(-1, 1, 40, dtype=np.float32) * scales[:, None])

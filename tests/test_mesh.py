@@ -137,6 +137,24 @@ def test_worker_mesh_takes_as_many_devices_as_divide_the_workers():
   assert [decomp.worker_mesh(n).size for n in (8, 12, 5, 7, 1, 16)] == [8, 6, 5, 7, 1, 8]
 
 
+def test_whole_numbers_are_not_averaged():
+  """By no executor: what a message means is for its `decode` to say."""
+
+  def step(key, grads, state, net):
+    return state, net.mean(jnp.arange(3))
+
+  algorithm = make_algorithms()['allreduce']._replace(step=step)
+  for on in (None, decomp.worker_mesh(8)):
+    sim = decomp.simulate(algorithm, topology.ring(8), on)
+    with pytest.raises(ValueError, match='dtype int32 cannot be averaged'):
+      sim.step(jax.random.key(0), jnp.zeros((8, 2)), sim.init(jnp.zeros(2)))
+
+
+def test_a_mesh_for_nobody():
+  with pytest.raises(ValueError, match='num_workers=0: must be at least 1'):
+    decomp.worker_mesh(0)
+
+
 @pytest.mark.parametrize(
   ('on', 'words'),
   [

@@ -196,6 +196,16 @@ def test_transformer_knows_positions():
   assert np.abs(logits[0, 1:] - logits[0, :-1]).max(1).min() > 1e-3
 
 
+def test_max_pool_keeps_nan():
+  x = jnp.zeros((32, 16, 16, 16)).at[3, 5, 6, 7].set(jnp.nan)
+  assert np.isnan(jax.jit(max_pool_2x2)(x)).sum() == 1
+
+
+def test_images_too_small_for_the_poolings():
+  with pytest.raises(ValueError, match=r'channels=\(2, 2, 2\): images of 7 x 9 .* 3 times'):
+    models.cnn(10, (2, 2, 2)).init(jax.random.key(0), jnp.zeros((1, 7, 9, 1)))
+
+
 @pytest.mark.parametrize('size', [(4, 6), (5, 7)], ids=str)
 def test_gradient_of_max_pool_equals_linen(size):
   x = np.random.default_rng(0).normal(size=(2, *size, 3)).astype(np.float32)

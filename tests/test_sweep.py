@@ -288,6 +288,7 @@ def test_the_best_accuracy_is_the_largest():
     ({'seeds': ()}, r'seeds=\(\): must be a sequence of whole numbers'),
     ({'seeds': (0.5,)}, r'seeds=\(0.5,\): must be a sequence of whole numbers'),
     ({'seeds': (1, 1)}, r'seeds=\(1, 1\): must be different'),
+    ({'seed': (5,)}, r'seed=\(5,\): must be given as seeds'),
     ({'members_at_once': 0}, 'members_at_once=0: must be'),
     ({'steps': 0}, 'steps=0: must be'),
   ],

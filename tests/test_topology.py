@@ -163,6 +163,8 @@ def test_receivers_are_rows():
     (lambda: topology.from_matrix([[0.5, 0.5], [0.4, 0.6]]), 'column 1 sums to 1.1'),
     (lambda: topology.from_matrix([[1.5, -0.5], [-0.5, 1.5]]), r'matrix\[0, 1\] = -0.5'),
     (lambda: topology.from_matrix([[np.nan]]), 'not finite'),
+    (lambda: topology.Topology('own', np.eye(3)), r'matrices has shape \(3, 3\): must be'),
+    (lambda: topology.Topology('own', [np.eye(3), 2 * np.eye(3)]), 'row 0 sums to 2'),
     (lambda: topology.from_graph(nx.DiGraph([(0, 1)])), 'directed'),
     (lambda: topology.from_graph(nx.Graph()), 'no nodes'),
     (lambda: topology.from_graph([(0, 1)]), 'is a list'),
@@ -181,3 +183,8 @@ def test_plot_draws_every_worker_and_edge(topo):
   assert {text.get_text() for text in ax.texts} == {str(i) for i in range(topo.num_workers)}
   assert topo.name in ax.get_title()
   plt.close(ax.figure)
+
+
+def test_roundings_below_zero_are_taken_for_zero():
+  matrix = np.array([[1 + 1e-17, -1e-17], [-1e-17, 1 + 1e-17]])
+  np.testing.assert_array_equal(topology.from_matrix(matrix).matrix, np.eye(2))

@@ -404,6 +404,21 @@ def test_finished_run(tmp_path, monkeypatch):
     resume(config={'learning rate': 0.3})
 
 
+def test_a_run_that_is_made_longer(tmp_path):
+  """With the default `eval_every`, which is another for more steps; a shorter one is refused."""
+  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+  resume = functools.partial(
+    decomp.train, task, D_PSGD, topology.ring(4), batch_size=2, checkpoint_dir=tmp_path
+  )
+  resume(steps=40)
+  history = resume(steps=60, resume=True)
+  alone = decomp.train(task, D_PSGD, topology.ring(4), steps=60, batch_size=2)
+  np.testing.assert_array_equal(history.state.params, alone.state.params)
+  assert [row['step'] for row in history][-3:] == [54, 57, 60]
+  with pytest.raises(ValueError, match='steps=20: checkpoint_dir holds a run up to step 60'):
+    resume(steps=20, resume=True)
+
+
 def test_metrics_over_workers():
   params = {'a': jnp.array([[1.0, 2.0], [3.0, 6.0]]), 'b': jnp.array([0.0, 4.0])}
   assert metrics.mean_over_workers({'counter': jnp.array([7, 7])})['counter'] == 7

@@ -49,7 +49,8 @@ def allreduce(optimizer: optax.GradientTransformation) -> Algorithm:
     key: jax.Array, grads: PyTree, state: AllReduceState, net: Network
   ) -> tuple[AllReduceState, Info]:
     updates, opt_state = local_update(optimizer, net.mean(grads), state)
-    return AllReduceState(optax.tree.add(state.params, updates), opt_state), tree.exact(grads)
+    params = optax.tree.add(state.params, updates)
+    return AllReduceState(params, opt_state), tree.exact(grads, net)
 
   return Algorithm(init, step, name='allreduce', theory=Theory(_judge, optimizer))
 

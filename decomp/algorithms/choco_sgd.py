@@ -74,8 +74,9 @@ def choco_sgd(
   Compressed Communication, arXiv 1902.00340.
   """
   check_parts(optimizer, compressor)
-  if isinstance(consensus_rate, int | float) and not 0 < consensus_rate <= 1:
-    raise ValueError(f'consensus_rate={consensus_rate}: must be above 0 and at most 1')
+  known = not isinstance(consensus_rate, jax.core.Tracer)
+  if known and (np.asarray(consensus_rate).dtype.kind not in 'iuf' or not 0 < consensus_rate <= 1):
+    raise ValueError(f'consensus_rate={consensus_rate!r}: must be above 0 and at most 1')
 
   def init(params: PyTree, net: Network) -> ChocoState:
     zeros = optax.tree.zeros_like(params)

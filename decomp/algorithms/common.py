@@ -18,11 +18,13 @@ SAFETY = 2.0
 way is left undecided."""
 
 
-def check_parts(optimizer: Any, compressor: Any = None) -> None:
+def check_parts(optimizer: Any, *compressors: Any) -> None:
   """Whether an algorithm is made of what it needs."""
-  if not hasattr(optimizer, 'update'):
+  if not (hasattr(optimizer, 'init') and hasattr(optimizer, 'update')):
     raise ValueError(f'optimizer={optimizer!r}: must be an optax optimizer, such as optax.sgd(0.1)')
-  if compressor is not None and not isinstance(compressor, Compressor):
+  for compressor in compressors:
+    if isinstance(compressor, Compressor):
+      continue
     raise ValueError(
       f'compressor={compressor!r}: must be a decomp.Compressor, such as '
       'compressors.stochastic_quantizer(bits=8)'

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import optax
 
 from decomp import tree
 from decomp.algorithms.allreduce import AllReduceState, allreduce
-from decomp.algorithms.common import SAFETY, check_parts, judge_biased, judge_noise, local_update
+from decomp.algorithms.common import (
+  SAFETY,
+  check_parts,
+  judge_biased,
+  judge_noise,
+  local_update,
+  noise_ratio,
+)
 from decomp.base import (
   Algorithm,
   Compressor,
@@ -72,8 +77,9 @@ def compressed_allreduce(
     if stretch > 2 * SAFETY:
       reason = f'γL(1 + α²/n) = {stretch:.3g} is above 2: noise outgrows the steps'
       return Finding('will diverge', reason, f'{advice}, or a smaller step size')
-    share = 1 + (problem.heterogeneity / problem.noise) ** 2 if problem.noise else math.inf
-    return judge_noise(alpha2 * share, f'α² = {alpha2:.3g} of the gradients', advice, proven=True)
+    variance = alpha2 * problem.step_size**2 * (problem.noise**2 + problem.heterogeneity**2)
+    ratio = noise_ratio(variance, problem)
+    return judge_noise(ratio, f'α² = {alpha2:.3g} of the gradients', advice, proven=True)
 
   name = f'compressed_allreduce({compressor})'
   theory = Theory(judge, optimizer, compressor)

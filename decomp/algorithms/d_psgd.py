@@ -53,7 +53,7 @@ def d_psgd(optimizer: optax.GradientTransformation) -> Algorithm:
   ) -> tuple[DPSGDState, Info]:
     updates, opt_state = local_update(optimizer, grads, state)
     params = optax.tree.add(net.mix(state.params), updates)
-    return DPSGDState(params, opt_state), tree.exact(state.params)
+    return DPSGDState(params, opt_state), tree.exact(state.params, net)
 
   theory = Theory(_judge, optimizer)
   return Algorithm(init, step, Needs(connected=True), name='d_psgd', theory=theory)

@@ -64,7 +64,8 @@ def dcd_psgd(optimizer: optax.GradientTransformation, compressor: Compressor) ->
   The compression error is a fraction of z, which shrinks as the run settles. Use it with moderate
   compression: it converges like full-precision SGD while the noise-to-signal ratio α of C is small
   (α < (1-ρ)/(2μ) suffices; on a ring α² < 1.37 is the limit where noise outgrows averaging), and
-  it explodes beyond that. `info.compression_error` is this step's α².
+  it explodes beyond that. `info.compression_error` is this step's α². The sum over neighbours is
+  carried on, and its roundings add up like a random walk.
 
   Args:
     optimizer: each worker's own optax optimizer.

@@ -159,5 +159,6 @@ def _memory(topology: Topology, problem: Problem) -> float:
   them the next z: from α²M = 1 on that explodes.
   """
   squares = np.linalg.eigvalsh(topology.matrix)[:-1] ** 2
-  mean_mode = 1 / (2 * problem.step_size * problem.curvature)
+  pace = problem.step_size * problem.curvature
+  mean_mode = 1 / (2 * pace) if pace else math.inf
   return float((squares / (1 - squares)).sum() + mean_mode) / topology.num_workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_bits, check_dither, coder
@@ -38,8 +39,9 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
   Reference: Tang et al., Communication Compression for Decentralized Training, arXiv 1803.06443.
   """
   bits, suffix = check_bits(bits, 2, 8), check_dither(dither)
-  if not 0 < limit < float('inf'):
-    raise ValueError(f'limit={limit!r}: must be a positive finite number')
+  largest = float(np.finfo(np.float32).max)
+  if not isinstance(limit, int | float | np.number) or not 0 < limit < largest:
+    raise ValueError(f'limit={limit!r}: must be a positive number in the range of float32')
   levels = 2 ** (bits - 1) - 1
   step = limit / levels
   not_finite = 2**bits - 1
@@ -52,5 +54,5 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
     values = (codes.astype(jnp.float32) - levels) * step
     return jnp.where(codes == not_finite, jnp.nan, values)
 
-  name = f'fixed_grid(bits={bits}, limit={limit:g}{suffix})'
+  name = f'fixed_grid(bits={bits}, limit={limit}{suffix})'
   return coder(quantize, dequantize, bits, unbiased=True, limit=float(limit), name=name)

@@ -14,7 +14,8 @@ def natural() -> Compressor:
   """Rounds each magnitude at random to one of the two nearest powers of two.
 
   Adding 23 random bits to the mantissa of a float32 carries into the exponent with exactly the
-  right probability; sign and exponent are then sent. E C(x) = x and α² <= 1/8, whatever the size.
+  right probability; sign and exponent are then sent. E C(x) = x and α² <= 1/8, whatever the size,
+  for elements up to 2**127: larger ones may round up to infinity.
 
   Returns:
     An unbiased `Compressor` with 9 bits per element and nothing else.

@@ -62,7 +62,7 @@ def random_k(fraction: float, unbiased: bool = True) -> Compressor:
     return size / max(1, kept(size, fraction)) - 1 if size else 0.0
 
   def delta(size: int) -> float:
-    return kept(size, fraction) / max(1, size)
+    return kept(size, fraction) / size if size else 1.0
 
   return Compressor(
     encode,
@@ -70,7 +70,7 @@ def random_k(fraction: float, unbiased: bool = True) -> Compressor:
     unbiased,
     alpha2=alpha2 if unbiased else None,
     delta=None if unbiased else delta,
-    name=f'random_k({fraction:g}{"" if unbiased else ", unbiased=False"})',
+    name=f'random_k({fraction}{"" if unbiased else ", unbiased=False"})',
   )
 
 

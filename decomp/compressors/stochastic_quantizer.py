@@ -58,8 +58,7 @@ def stochastic_quantizer(
 
   def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     rows = _rows(x, bucket)
-    most = jnp.abs(rows).max(1, initial=0) if bucket else largest(x)[None]
-    step = most / levels
+    step = jax.vmap(largest)(rows) / levels
     grid = safe_divide(rows, step[:, None]).reshape(-1)[: x.size]
     if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
       codes = round_quarters(key, (grid + 1) / 2, dither)

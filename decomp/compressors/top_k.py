@@ -53,9 +53,9 @@ def top_k(fraction: float) -> Compressor:
     return flat.reshape(like.shape).astype(like.dtype)
 
   def delta(size: int) -> float:
-    return kept(size, fraction) / max(1, size)
+    return kept(size, fraction) / size if size else 1.0
 
-  return Compressor(encode, decode, unbiased=False, delta=delta, name=f'top_k({fraction:g})')
+  return Compressor(encode, decode, unbiased=False, delta=delta, name=f'top_k({fraction})')
 
 
 def _index_bits(size: int) -> int:

@@ -50,10 +50,13 @@ def text(length: int = 64, test_fraction: float = 0.1) -> Dataset:
 
 
 def encode(string: str) -> np.ndarray:
-  """Turns a string into int32 positions in `VOCABULARY`; unknown characters become '?'."""
+  """Turns a string into int32 positions in `VOCABULARY`.
+
+  Control characters become a newline, and others that are not in it '?'.
+  """
   known = string.translate(_ASCII).encode('ascii', 'replace')
   codes = np.frombuffer(known, np.uint8).astype(np.int32)
-  return np.where(codes < 32, 0, np.minimum(codes, 126) - 31).astype(np.int32)
+  return np.where(codes < 32, 0, np.where(codes > 126, ord('?'), codes) - 31).astype(np.int32)
 
 
 def decode(tokens: np.ndarray) -> str:

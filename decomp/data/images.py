@@ -28,7 +28,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
   images = (raw.images / 16).astype(np.float32)[..., None]
   labels = raw.target.astype(np.int32)
   order = np.random.default_rng(seed).permutation(len(labels))
-  test, train = np.split(order, [round(test_fraction * len(labels))])
+  num_test = min(max(round(test_fraction * len(labels)), 1), len(labels) - 1)
+  test, train = np.split(order, [num_test])
   return Dataset(
     train={'input': images[train], 'label': labels[train]},
     test={'input': images[test], 'label': labels[test]},

@@ -114,8 +114,8 @@ def dirichlet(labels: np.ndarray, num_workers: int, alpha: float, seed: int = 0)
   """
   labels = _check_labels(labels)
   _check_num_workers(num_workers, len(labels))
-  if not alpha > 0:
-    raise ValueError(f'alpha={alpha}: must be positive')
+  if not 0 < alpha <= 1e6:
+    raise ValueError(f'alpha={alpha}: must be positive, and at most 1e6, where shards are alike')
   rng = np.random.default_rng(seed)
   for _ in range(_ATTEMPTS):
     shards = _dirichlet_shards(labels, num_workers, alpha, rng)

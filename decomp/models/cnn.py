@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from decomp.models.conv import Conv
 
@@ -17,6 +18,11 @@ class Cnn(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
     """Return the logits of a batch."""
+    if min(x.shape[1:3]) < 2 ** len(self.channels):
+      raise ValueError(
+        f'channels={self.channels}: images of {x.shape[1]} x {x.shape[2]} cannot be halved '
+        f'{len(self.channels)} times; use fewer'
+      )
     for features in self.channels:
       x = max_pool_2x2(nn.relu(Conv(features)(x)))
     return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
@@ -44,8 +50,9 @@ def cnn(num_classes: int, channels: Sequence[int] = (16, 32)) -> nn.Module:
 def max_pool_2x2(x: jax.Array) -> jax.Array:
   """2x2 max pooling with stride 2; an odd last row or column is dropped.
 
-  By reshaping, because XLA:CPU runs the gradient of a window reduction slowly.
+  By slices, because XLA:CPU runs the gradient of a window reduction slowly, and its reductions may
+  lose a NaN.
   """
-  batch, height, width, channels = x.shape
-  x = x[:, : height // 2 * 2, : width // 2 * 2]
-  return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max((2, 4))
+  height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+  rows = jnp.maximum(x[:, 0:height:2], x[:, 1:height:2])
+  return jnp.maximum(rows[:, :, 0:width:2], rows[:, :, 1:width:2])
