@@ -184,7 +184,7 @@ def heat_map(
       bbox={'facecolor': 'white', 'alpha': 0.7, 'linewidth': 0},
     )
   ax.set_xticks(range(len(columns)), [f'{value:g}' for value in columns])
-  ax.set_yticks(range(len(lines)), [f'{value:g}' for value in lines] if y else [''])
+  ax.set_yticks(range(len(lines)) if y else [], [f'{value:g}' for value in lines] if y else [])
   ax.set(xlabel=x.replace('_', ' '), ylabel=(y or '').replace('_', ' '))
   if len(finite):
     ax.figure.colorbar(image, ax=ax, label=rows[0]['metric'].replace('_', ' '))
