@@ -23,12 +23,11 @@ def check_parts(optimizer: Any, *compressors: Any) -> None:
   if not (hasattr(optimizer, 'init') and hasattr(optimizer, 'update')):
     raise ValueError(f'optimizer={optimizer!r}: must be an optax optimizer, such as optax.sgd(0.1)')
   for compressor in compressors:
-    if isinstance(compressor, Compressor):
-      continue
-    raise ValueError(
-      f'compressor={compressor!r}: must be a decomp.Compressor, such as '
-      'compressors.stochastic_quantizer(bits=8)'
-    )
+    if not isinstance(compressor, Compressor):
+      raise ValueError(
+        f'compressor={compressor!r}: must be a decomp.Compressor, such as '
+        'compressors.stochastic_quantizer(bits=8)'
+      )
 
 
 def local_update(
