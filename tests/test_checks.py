@@ -141,15 +141,6 @@ def test_sums_in_half_precision_are_refused_before_bytes_are_counted():
     sim.bytes_per_step(jnp.zeros(3, jnp.bfloat16))
 
 
-@pytest.mark.parametrize('name', make_algorithms())
-def test_nothing_is_reported_of_a_step_that_nobody_observes(name):
-  sim = decomp.simulate(make_algorithms()[name], topology.ring(4))
-  state, grads = sim.init(jnp.ones(3)), jnp.ones((4, 3))
-  for observed in (True, False):
-    info = sim.step(jax.random.key(0), grads, state, observed)[1]
-    assert {bool(x) for leaf in info for x in jnp.isfinite(leaf)} == {observed}
-
-
 def test_shards_that_are_no_partition():
   task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
   for shards in ('by_lable', [[0], [1]]):

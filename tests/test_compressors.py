@@ -106,9 +106,9 @@ def test_what_is_not_finite_stays_visible(compressor):
 
 
 @everyone
-@pytest.mark.parametrize('size', [5000, 40_001])
-def test_what_is_not_finite_stays_visible_in_large_leaves(compressor, size):
+def test_what_is_not_finite_stays_visible_in_large_leaves(compressor):
   """XLA's own maximum loses a NaN there."""
+  size = 40_001
   run = jax.jit(lambda key, x: jax.vmap(functools.partial(apply, compressor))(key, x))
   places = np.array([0, 17, size // 2, size - 1])
   x = jnp.tile(gaussian(size), (4, 1)).at[np.arange(4), places].set(jnp.nan)
