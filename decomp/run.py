@@ -332,6 +332,8 @@ def choose_mapping(
 
 def batched_tests(task: Task, worker_examples: int) -> tuple[_Batched, _Batched]:
   """The test examples for the mean model, and the first few of them for single workers."""
+  if not len(next(iter(task.test.values()), ())):
+    raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
   some = {name: x[:worker_examples] for name, x in task.test.items()}
   return _Batched.of(task.test, size=100), _Batched.of(some, size=100)
 

@@ -189,15 +189,15 @@ def step_sizes(problem: Problem, topology: Topology, alpha2: float, steps: int) 
   variance = problem.noise * math.sqrt(steps / topology.num_workers)
   shared = variance + problem.heterogeneity ** (2 / 3) * steps ** (1 / 3)
   room = gap**2 - 4 * topology.mu**2 * alpha2
-  sizes = {}
+  bounds = {}
   if room > 0:
     d2 = 2 * alpha2 * (2 * topology.mu**2 * (1 + 2 * alpha2) / room + 1)
     d1 = d2 / (1 - topology.rho**2) + 1 / gap**2
     slow = 6 * math.sqrt(d1) * smooth + 6 * math.sqrt(d2 * smooth)
-    sizes['DCD, corollary 2'] = slow + shared
+    bounds['DCD, corollary 2'] = slow + shared
   if gap > 0:
-    sizes['ECD, corollary 4'] = 12 * smooth / gap + shared
-  return {name: 1 / bound if bound else math.inf for name, bound in sizes.items()}
+    bounds['ECD, corollary 4'] = 12 * smooth / gap + shared
+  return {name: 1 / bound if bound else math.inf for name, bound in bounds.items()}
 
 
 def task_gradients(

@@ -134,8 +134,6 @@ def train(
   """
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
-  if not len(next(iter(task.test.values()), ())):
-    raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
   check_positive(
     steps=steps, batch_size=batch_size, eval_every=eval_every, worker_examples=worker_examples
   )
@@ -213,7 +211,10 @@ class _Loop:
     """Trains up to step number `steps`."""
     history, step = self._history, self._step
     if step > steps:
-      raise ValueError(f'steps={steps}: checkpoint_dir holds a run up to step {step} already')
+      raise ValueError(
+        f'steps={steps}: checkpoint_dir holds a run up to step {step} already; pass as many, or '
+        'choose another directory'
+      )
     if step < steps:
       self._run.compile(self._carry)
     self._bar.start_at(step)
@@ -396,9 +397,9 @@ def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -
   if isinstance(shards, str):
     if shards == 'iid':
       return partition.iid(np.zeros(examples), n, seed)
-    if shards == 'by_label' and 'label' not in task.train:
-      raise ValueError(f"shards='by_label': task={task.name} has no train['label'] to go by")
     if shards == 'by_label':
+      if 'label' not in task.train:
+        raise ValueError(f"shards='by_label': task={task.name} has no train['label'] to go by")
       return partition.by_label(task.train['label'], n)
   if not isinstance(shards, Partition):
     raise ValueError(f"shards={shards!r}: must be 'iid', 'by_label' or a Partition")

@@ -153,6 +153,9 @@ def test_a_task_without_test_examples():
   task = task._replace(test={k: v[:0] for k, v in task.test.items()})
   with pytest.raises(ValueError, match='has no test examples'):
     decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1)
+  make = lambda rate: algorithms.d_psgd(optax.sgd(rate))  # noqa: E731
+  with pytest.raises(ValueError, match='has no test examples'):
+    decomp.sweep(task, make, topology.ring(4), 1, 1, seeds=(0,), rate=(0.1,))
 
 
 def test_shards_of_other_data_are_refused():
