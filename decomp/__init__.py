@@ -9,10 +9,11 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from decomp import algorithms, compressors, topology, wire
+from decomp import algorithms, compressors, topology
 from decomp.base import Algorithm, Compressor, Info, Needs, Network
-from decomp.mesh import worker_mesh
-from decomp.simulate import Simulation, State, simulate
+from decomp.engine import wire
+from decomp.engine.sharded import worker_mesh
+from decomp.engine.simulation import Simulation, State, simulate
 from decomp.topology import Topology
 
 __all__ = [
@@ -38,33 +39,38 @@ __version__ = '0.1.0'
 # What needs flax and data libraries is loaded when it is first asked for, to keep `import decomp`
 # quick and the core usable without them.
 _LATER = {
-  'History': 'training',
-  'Sweep': 'sweeping',
+  'History': 'training.history',
+  'Sweep': 'training.many_runs',
   'Task': 'tasks',
-  'sweep': 'sweeping',
-  'train': 'training',
+  'sweep': 'training.many_runs',
+  'train': 'training.one_run',
 }
-_MODULES = (
-  'checkpoint',
-  'cost',
-  'data',
-  'mapping',
-  'metrics',
-  'models',
-  'plots',
-  'schedules',
-  'spec',
-  'tasks',
-  'theory',
-  'tree',
-)
+_MODULES = {
+  'checkpoint': 'training.checkpoint',
+  'cost': 'cost',
+  'data': 'tasks.data',
+  'mapping': 'engine.mapping',
+  'metrics': 'training.metrics',
+  'models': 'tasks.models',
+  'plots': 'plots',
+  'schedules': 'training.schedules',
+  'spec': 'spec',
+  'tasks': 'tasks',
+  'theory': 'theory',
+  'tree': 'engine.tree',
+}
 
 if TYPE_CHECKING:
-  from decomp.sweeping import Sweep as Sweep
-  from decomp.sweeping import sweep
   from decomp.tasks import Task as Task
-  from decomp.training import History as History
-  from decomp.training import train
+  from decomp.tasks import data as data
+  from decomp.tasks import models as models
+  from decomp.training import checkpoint as checkpoint
+  from decomp.training import metrics as metrics
+  from decomp.training import schedules as schedules
+  from decomp.training.history import History as History
+  from decomp.training.many_runs import Sweep as Sweep
+  from decomp.training.many_runs import sweep
+  from decomp.training.one_run import train
 
 
 def __dir__() -> list[str]:
@@ -73,7 +79,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
   if name in _MODULES:
-    return importlib.import_module(f'decomp.{name}')
+    return importlib.import_module(f'decomp.{_MODULES[name]}')
   if name in _LATER:
     return getattr(importlib.import_module(f'decomp.{_LATER[name]}'), name)
   raise AttributeError(f'module decomp has no attribute {name!r}')

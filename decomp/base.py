@@ -7,14 +7,13 @@ pytree (an algorithm). `decomp.simulate` lifts them to all workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
-import optax
 
 if TYPE_CHECKING:
-  from decomp.topology import Topology
+  from decomp.theory.evidence import Theory
 
 PyTree = Any
 """Any nesting of tuples, lists, dicts and NamedTuples with arrays as leaves."""
@@ -26,7 +25,7 @@ Decode = Callable[[PyTree, Any], jax.Array]
 
 
 class Network(Protocol):
-  """What a worker sees of the others. `decomp.network` implements it for each executor."""
+  """What a worker sees of the others. `decomp.engine` implements it for each executor."""
 
   index: jax.Array
   """This worker's number, 0 to n - 1."""
@@ -89,84 +88,6 @@ class Needs(NamedTuple):
   connected: bool = False
   symmetric: bool = False
   fixed: bool = False
-
-
-Verdict = Literal['converges', 'likely', 'at risk', 'will stall', 'will diverge']
-"""What `decomp.theory.preflight` expects of a run, from best to worst.
-
-'converges': a theorem's condition holds. 'likely': an estimate of what compression adds is well
-below the noise of the gradients. 'at risk': too close to call, or nothing is known. 'will stall':
-the run stays well above what full precision reaches. 'will diverge': errors outgrow averaging.
-"""
-
-
-class Problem(NamedTuple):
-  """What is known of the task, measured where the run starts.
-
-  Attributes:
-    smoothness: L, the largest curvature of a worker's loss.
-    curvature: h, the curvature in the directions of the gradients' noise.
-    noise: σ, where σ² is the variance of a worker's stochastic gradient (all elements together).
-    heterogeneity: ζ, where ζ² is the variance of the workers' expected gradients.
-    step_size: γ, the length of the optimizer's update for a gradient of length 1.
-  """
-
-  smoothness: float
-  curvature: float
-  noise: float
-  heterogeneity: float
-  step_size: float
-
-
-class Evidence(NamedTuple):
-  """What an algorithm's theory judges by.
-
-  Attributes:
-    topology: the graph.
-    steps: T, the length of the run.
-    alpha2: |C(z) - z|² / |z|², measured on messages z of the algorithm's own first steps; on
-      Gaussian numbers if only shapes are known.
-    message_norm: |z|, of the same messages; not a number if only shapes are known.
-    size: d, the number of parameters.
-    problem: what is known of the task; None if only shapes are.
-  """
-
-  topology: Topology
-  steps: int
-  alpha2: float
-  message_norm: float
-  size: int
-  problem: Problem | None
-
-
-class Finding(NamedTuple):
-  """What an algorithm's theory says.
-
-  Attributes:
-    verdict: in a word or two.
-    reason: why, with the number that decides.
-    advice: what to change; empty if nothing needs to be.
-    numbers: the quantities that entered, by name.
-  """
-
-  verdict: Verdict
-  reason: str
-  advice: str = ''
-  numbers: Mapping[str, float] = {}
-
-
-class Theory(NamedTuple):
-  """An algorithm's entry for `decomp.theory.preflight`.
-
-  Attributes:
-    judge: evidence -> finding.
-    optimizer: the worker's, from which the step size is measured.
-    compressor: what is applied to messages; None if they are exact.
-  """
-
-  judge: Callable[[Evidence], Finding]
-  optimizer: optax.GradientTransformation
-  compressor: Compressor | None = None
 
 
 class Algorithm(NamedTuple):

@@ -23,7 +23,7 @@ from absl import app, flags
 
 import decomp
 from decomp import plots
-from experiments import output, report, settings
+from experiments.common import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',

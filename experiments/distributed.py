@@ -29,7 +29,8 @@ from collections.abc import Sequence
 import jax
 from absl import app, flags
 
-from experiments import launch, settings, train
+from experiments import train
+from experiments.common import launch, settings
 
 LOCAL_PROCESSES = flags.DEFINE_integer(
   'local_processes', None, 'Start this many processes on this machine.', 1

@@ -2,8 +2,8 @@ r"""Says which algorithm is fastest on which network.
 
 From finished runs, whose steps to a target are counted:
 
-  python -m experiments.plan --runs=experiments/results/demo --target='test_accuracy>=0.95' \
-    --bandwidth=100Mbps --latency=5ms
+  python -m experiments.plan --runs=experiments/studies/demo/results \
+    --target='test_accuracy>=0.95' --bandwidth=100Mbps --latency=5ms
 
 or from numbers of steps, for any task (bytes need only its model):
 
@@ -13,7 +13,7 @@ or from numbers of steps, for any task (bytes need only its model):
 The seconds of a gradient and of compression are measured on this machine, unless --compute gives
 the former. Results go to one folder: plan.json, and winners.png with the fastest algorithm over a
 grid of bandwidths and latencies. The model is explained in decomp/cost; how well it predicts what
-experiments.network_bench has measured is told by
+experiments.studies.network_bench has measured is told by
 
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
@@ -35,7 +35,7 @@ from absl import app, flags
 
 import decomp
 from decomp import cost, plots, spec, topology
-from experiments import output, report, settings
+from experiments.common import output, report, settings
 
 RUNS = flags.DEFINE_multi_string(
   'runs', None, 'A folder of experiments.compare or experiments.train; may be given repeatedly.'
@@ -63,7 +63,9 @@ STRAGGLING = flags.DEFINE_float(
   'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', 0.0
 )
 MEASURED = flags.DEFINE_string(
-  'measured', None, 'The results.json of experiments.network_bench, to compare the model with.'
+  'measured',
+  None,
+  'The results.json of the study network_bench, to compare the model with.',
 )
 flags.adopt_module_key_flags(settings)
 
@@ -201,7 +203,7 @@ def sentence(works: Sequence[cost.Workload], links: cost.Links) -> str:
 
 
 def compare_with(path: Path) -> None:
-  """Prints what the model says beside what experiments.network_bench has measured.
+  """Prints what the model says beside what experiments.studies.network_bench has measured.
 
   Once with the network as it was set up, and once with an efficiency and a window that are fitted
   to the rows of all other algorithms.
@@ -249,7 +251,7 @@ def compare_with(path: Path) -> None:
 
 
 def benchmarked(config: Mapping[str, Any]) -> dict[str, cost.Workload]:
-  """The workloads of experiments.network_bench, by the text of their algorithms.
+  """The workloads of experiments.studies.network_bench, by the text of their algorithms.
 
   Its workers share one machine, so that they wait for each other's codecs.
   """

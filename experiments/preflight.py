@@ -9,7 +9,7 @@ For example:
 Takes a few steps of each algorithm on the task and measures what compression does to the messages,
 and the smoothness and noise of the task. A verdict is an expectation, not a permission: it warns
 and never refuses. The step sizes are those of the paper's corollaries, safe rather than fast.
-experiments.verdicts checks verdicts against what happens.
+experiments.studies.verdicts checks verdicts against what happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from absl import app, flags
 
 import decomp
 from decomp import theory
-from experiments import report, settings
+from experiments.common import report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import app, flags
 
-from decomp.data import images
+from decomp.tasks.data import images
 
 _DATASET = flags.DEFINE_string('dataset', 'cifar10', 'Name of the set in the TFDS catalogue.')
 _DATA_DIR = flags.DEFINE_string(

@@ -25,7 +25,7 @@ from absl import app, flags
 
 import decomp
 from decomp import algorithms, plots
-from experiments import output, report, settings
+from experiments.common import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from absl import app, flags
 
-from decomp import plots, processes
-from experiments import output, report, settings
+from decomp import plots
+from decomp.training import processes
+from experiments.common import output, report, settings
 
 ALGORITHM = flags.DEFINE_string('algorithm', 'dcd_psgd', f'{settings.ALGORITHM_HELP}.')
 flags.adopt_module_key_flags(settings)

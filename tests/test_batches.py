@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from decomp.data import batches
-from decomp.data.partition import Partition, iid
+from decomp.tasks.data import batches
+from decomp.tasks.data.partition import Partition, iid
 
 KEY = jax.random.key(0)
 UNEVEN = Partition(  # shards of 5, 1 and 3 examples

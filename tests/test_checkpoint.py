@@ -14,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from decomp.checkpoint import Checkpointer
+from decomp.training.checkpoint import Checkpointer
 
 ROWS = [{'step': 1, 'loss': 0.5, 'note': None}, {'step': 2, 'loss': float('inf')}]
 
@@ -233,7 +233,7 @@ def test_orbax_is_quiet_and_others_are_not(tmp_path, caplog):
 KILLED = textwrap.dedent("""
   import os, pathlib, signal, sys, time
   import jax.numpy as jnp
-  from decomp.checkpoint import Checkpointer
+  from decomp.training.checkpoint import Checkpointer
 
   directory = pathlib.Path(sys.argv[1])
   with Checkpointer(directory, {'seed': 0}) as checkpointer:

@@ -159,7 +159,7 @@ def test_a_task_without_test_examples():
 
 
 def test_shards_of_other_data_are_refused():
-  from decomp.data import partition
+  from decomp.tasks.data import partition
 
   task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
   other = partition.iid(np.zeros(1000), 4)

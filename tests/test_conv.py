@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from decomp.models.conv import Conv, conv
+from decomp.tasks.models.conv import Conv, conv
 
 EXPLICIT = ((1, 2), (0, 1))
 WIDER_THAN_KERNEL = ((4, 6), (5, 3))  # the gradient then cuts: negative padding

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from decomp import data
-from decomp.data import corpus, images
+from decomp.tasks.data import corpus, images
 from experiments import prepare_data
 
 
 def test_import_is_light():
   """Importing decomp.data and decomp.cost, as training does, loads none of the heavy packages."""
   heavy = ['sklearn', 'tensorflow', 'tensorflow_datasets', 'scipy.optimize', 'matplotlib']
-  code = f'import sys, decomp.cost, decomp.data; print([m for m in {heavy} if m in sys.modules])'
+  code = f'import sys, decomp.cost, decomp.tasks.data; print([m for m in {heavy} if m in sys.modules])'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
   assert done.stdout.strip() == '[]'
 

@@ -1,4 +1,4 @@
-"""experiments.disagreement: its formulas against simulations, its quantizer, and what it writes."""
+"""The study disagreement: its formulas against simulations, its quantizer, and what it writes."""
 
 import functools
 import json
@@ -12,10 +12,8 @@ import pytest
 from test_experiments import Program
 
 from decomp import compressors, topology, tree
-from decomp.algorithms.common import noise_gain
-from experiments import disagreement_bench as bench
-from experiments import disagreement_runs as runs
-from experiments import disagreement_theory as theory
+from decomp.theory.rules.common import noise_gain
+from experiments.studies.disagreement import bench, runs, theory
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
@@ -24,7 +22,7 @@ RING = topology.ring(8)
 
 @pytest.fixture
 def program(monkeypatch):
-  return Program('disagreement', monkeypatch)
+  return Program('studies.disagreement.__main__', monkeypatch)
 
 
 # The quantizer

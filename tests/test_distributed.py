@@ -13,7 +13,7 @@ import dyadic
 import numpy as np
 import pytest
 
-from experiments import launch
+from experiments.common import launch
 
 ROOT = Path(__file__).parents[1]
 RUN = [

@@ -337,7 +337,7 @@ def test_missing_data(tmp_path):
 
 
 def test_benchmark(monkeypatch, tmp_path, capsys):
-  benchmark = Program('benchmark', monkeypatch)
+  benchmark = Program('benchmark.__main__', monkeypatch)
   benchmark('--only=memory', '--smoke', f'--output={tmp_path}')
   assert 'dcd_psgd, model copies per worker' in capsys.readouterr().out
   rows = json.loads((tmp_path / 'results.json').read_text())

@@ -12,7 +12,7 @@ from test_experiments import Program
 from decomp import algorithms
 from decomp.compressors.common import coder
 from decomp.compressors.rounding import round_quarters
-from experiments import linear_speedup
+from experiments.studies.linear_speedup import __main__ as linear_speedup
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
@@ -73,7 +73,7 @@ def test_jackknife_of_a_mean_is_its_standard_error():
 
 
 def test_program(monkeypatch, tmp_path, capsys):
-  Program('linear_speedup', monkeypatch)('--smoke', f'--output={tmp_path}')
+  Program('studies.linear_speedup.__main__', monkeypatch)('--smoke', f'--output={tmp_path}')
   printed = capsys.readouterr().out
   assert '[3/3] ecd_psgd(fixed_grid(8, limit=30.0))' in printed
   assert 'slope of the error in n, at each T' in printed

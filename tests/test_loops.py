@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from decomp import loops
+from decomp.engine.cpu import loops
 
 INPUTS = {
   'key': jax.random.key,

@@ -165,7 +165,7 @@ def test_choice_takes_random_keys():
 def test_import_starts_no_backend():
   # Fails when a backend runs: the number of devices is fixed from then on.
   program = """
-import jax, decomp.mapping, decomp.models
+import jax, decomp.engine.mapping, decomp.tasks.models
 jax.config.update('jax_num_cpu_devices', 3)
 assert jax.device_count() == 3
 """

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tables import TOPOLOGIES, make_algorithms, params
 
 import decomp
-from decomp import algorithms, compressors, mesh, topology
+from decomp import algorithms, compressors, topology
+from decomp.engine import sharded
 
 every_algorithm = pytest.mark.parametrize('name', algorithms.__all__)
 REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
@@ -109,7 +110,7 @@ def rebuilt(route, n, num_devices):
 def test_routes_carry_the_matrix(topo):
   n = topo.num_workers
   for count in (d for d in range(1, n + 1) if n % d == 0):
-    for matrix, route in zip(topo.matrices, mesh.routes(topo, count), strict=True):
+    for matrix, route in zip(topo.matrices, sharded.routes(topo, count), strict=True):
       np.testing.assert_allclose(rebuilt(route, n, count), matrix, atol=1e-15)
       if count == n:
         assert len(route.pairs) <= topo.degree

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from decomp import models
-from decomp.models.cnn import max_pool_2x2
-from decomp.models.resnet import Block, _conv3x3
+from decomp.tasks.models.cnn import max_pool_2x2
+from decomp.tasks.models.resnet import Block, _conv3x3
 
 NUM_CLASSES = 7
 IMAGES = np.random.default_rng(0).normal(size=(4, 9, 8, 3)).astype(np.float32)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_experiments import Program, error_of
 
-from experiments import shaped_network
+from experiments.studies.network_bench import shaped_network
 
 needs_namespaces = pytest.mark.skipif(
   bool(shaped_network.problem()), reason=f'no shaped network here: {shaped_network.problem()}'
@@ -21,7 +21,7 @@ FOUR_BITS = 'dcd_psgd(stochastic_quantizer(4))'
 
 @pytest.fixture
 def bench(monkeypatch):
-  return Program('network_bench', monkeypatch)
+  return Program('studies.network_bench.__main__', monkeypatch)
 
 
 def row(algorithm, bandwidth, latency, seconds, sent=110.0):
@@ -228,7 +228,13 @@ def test_interfaces_send_the_bytes_that_the_simulation_reports(tmp_path):
 def start_program(path, *arguments):
   """The benchmark in a process whose descendants can be told by their environment."""
   return subprocess.Popen(
-    [sys.executable, '-m', 'experiments.network_bench', *arguments, f'--output={path / "out"}'],
+    [
+      sys.executable,
+      '-m',
+      'experiments.studies.network_bench',
+      *arguments,
+      f'--output={path / "out"}',
+    ],
     env={**os.environ, 'DECOMP_TEST': str(path)},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from decomp.data import partition
+from decomp.tasks.data import partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1003).astype(np.int32)
 

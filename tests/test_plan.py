@@ -12,7 +12,7 @@ from decomp import cost, topology
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
-DEMO = Path(__file__).parents[1] / 'experiments' / 'results' / 'demo'
+DEMO = Path(__file__).parents[1] / 'experiments' / 'studies' / 'demo' / 'results'
 FOUR_BITS = 'dcd_psgd(stochastic_quantizer(bits=4))'
 TINY = ['--task=logistic_regression(64, 3)', '--topology=ring(4)', '--compute=1ms']
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from decomp import plots
-from decomp.training import History
+from decomp.training.history import History
 
 
 @pytest.fixture(autouse=True)

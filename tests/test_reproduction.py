@@ -10,7 +10,7 @@ from decomp import cost
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
-DEMO = ROOT / 'experiments' / 'results' / 'demo'
+DEMO = ROOT / 'experiments' / 'studies' / 'demo' / 'results'
 FIGURES = [path for path in PRESETS if path.stem.startswith('figure')]
 SMALL = '--task=digits(softmax_regression(10))'
 
@@ -33,7 +33,7 @@ def test_figure(preset, tmp_path, monkeypatch, capsys):
 
 
 def test_table_of_koloskova(tmp_path, monkeypatch, capsys):
-  koloskova = Program('koloskova', monkeypatch)
+  koloskova = Program('studies.koloskova.__main__', monkeypatch)
   columns = {'qsgd(4)': koloskova.module.COLUMNS['qsgd(4)']}
   monkeypatch.setattr(koloskova.module, 'COLUMNS', columns)
   flags = ['--optimizer=sgd(learning_rate)', '--learning_rates=0.2', '--steps=30']
@@ -57,7 +57,7 @@ def test_table_of_koloskova(tmp_path, monkeypatch, capsys):
   [(92.5, True, True), (92.5, False, False), (59.1, False, True), (math.nan, False, True)],
 )
 def test_cells_agree_if_both_work_or_neither(theirs, works, agrees, monkeypatch):
-  koloskova = Program('koloskova', monkeypatch)
+  koloskova = Program('studies.koloskova.__main__', monkeypatch)
   koloskova.parse()
   cell = koloskova.module.Cell('dcd_psgd', 'qsgd(8)', theirs, 0.9, 0.9, 0.1, '0.1', works)
   assert cell.agrees is agrees
@@ -66,7 +66,7 @@ def test_cells_agree_if_both_work_or_neither(theirs, works, agrees, monkeypatch)
 @pytest.mark.parametrize('name', ['koloskova', 'koloskova_short'])
 def test_preset_of_koloskova(name, monkeypatch):
   """All cells can be built."""
-  koloskova = Program('koloskova', monkeypatch)
+  koloskova = Program('studies.koloskova.__main__', monkeypatch)
   module = koloskova.module
   koloskova.parse(f'--flagfile={ROOT}/experiments/flags/{name}.flags')
   assert set(module.CHOCO) == set(module.COLUMNS)
@@ -77,7 +77,7 @@ def test_preset_of_koloskova(name, monkeypatch):
 
 def test_networks_of_the_paper(tmp_path, monkeypatch, capsys):
   """What the paper says of figure 3 holds for the demo's runs, where gradients take no time."""
-  networks = Program('paper_networks', monkeypatch)
+  networks = Program('studies.paper_networks.__main__', monkeypatch)
   networks(f'--runs={DEMO}', '--compute=1us', f'--output={tmp_path}')
   assert 'plot.png' in capsys.readouterr().out
   rows = json.loads((tmp_path / 'results.json').read_text())['seconds of an epoch']
@@ -92,14 +92,14 @@ def test_networks_of_the_paper(tmp_path, monkeypatch, capsys):
 
 
 def test_measured_steps_are_shown_where_they_belong(monkeypatch):
-  module = Program('paper_networks', monkeypatch).module
+  module = Program('studies.paper_networks.__main__', monkeypatch).module
   measured = [(cost.lan('100Mbps', '0.1ms'), 1.0), (cost.lan('5Mbps', '20ms'), 2.0)]
   shown = {panel.title[:2]: module.on_panel(panel, measured) for panel in module.PANELS}
   assert shown == {'3a': [(1e8, 1.0)], '3b': [(5e6, 2.0)], '3c': [], '3d': [(0.02, 2.0)]}
 
 
 def test_measured_messages_must_have_the_size_of_the_task(tmp_path, monkeypatch):
-  networks = Program('paper_networks', monkeypatch)
-  measured = f'--measured={DEMO.parent / "network_bench" / "results.json"}'
+  networks = Program('studies.paper_networks.__main__', monkeypatch)
+  measured = f'--measured={ROOT / "experiments/studies/network_bench/results/results.json"}'
   with pytest.raises(SystemExit, match=r'272474 parameters and .* has 4810'):
     networks(f'--runs={DEMO}', measured, f'--output={tmp_path}')

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decomp import keys
 from decomp.compressors import rounding
+from decomp.engine.cpu import keys
 
 every_dither = pytest.mark.parametrize('dither', rounding.DITHERS)
 SIZE = 2**16

@@ -14,10 +14,13 @@ import pytest
 from test_experiments import TINY, Program, error_of, read_rows
 
 import decomp
-from decomp import algorithms, compressors, models, plots, sweeping, topology
-from decomp.data import partition
-from decomp.run import Run, Sampling
-from decomp.training import History
+from decomp import algorithms, compressors, models, plots, topology
+from decomp.tasks.data import partition
+from decomp.training import many_runs
+from decomp.training import program as compiled
+from decomp.training.history import History
+from decomp.training.one_run import one_run
+from decomp.training.steps import Sampling, Steps, initial
 
 RING = topology.ring(4)
 
@@ -148,25 +151,18 @@ def equations(jaxpr, name):
 def traced(task, make, numbers, graph=RING, mapping='vmap'):
   """The loop of two members, and that of one run."""
   shards = partition.iid(task.train['label'], graph.num_workers)
-  run = Run(task, decomp.simulate(make(**numbers), graph), Sampling(shards, 2), 0, mapping, 10)
-  start = (run._params, run._model_state)
+  sim, start = decomp.simulate(make(**numbers), graph), initial(task, 0)
+  one = one_run(task, sim, Sampling(shards, 2), 0, start, mapping, worker_examples=10)
 
   def steps_of(member):
     sim = decomp.simulate(make(**member.numbers), graph)
-    return decomp.run.Steps(task, sim, Sampling(member.shards, 2), mapping)
+    return Steps(task, sim, Sampling(member.shards, 2), member.seed, mapping)
 
-  members = sweeping.Members(
-    np.arange(2, dtype=np.int32),
-    {name: jnp.array([value, value]) for name, value in numbers.items()},
-    *(jax.tree.map(lambda x: np.stack([x, x]), tree) for tree in (shards, start)),
-  )
-  program = sweeping.Program(steps_of, run._data)
-  limits, known = np.zeros(2, np.float32), np.zeros(2, bool)
-  zero, carry = np.int32(0), jax.eval_shape(program._start, members)
-  many = jax.make_jaxpr(program._advance)(carry, members, zero, zero, limits, known, run._data)
-  carry = jax.eval_shape(run.steps.start, *start)
-  one = jax.make_jaxpr(run._advance)(carry, zero, zero, np.float32(0), run._data)
-  return many.jaxpr, one.jaxpr
+  shards, start = (jax.tree.map(lambda x: np.stack([x, x]), tree) for tree in (shards, start))
+  both = {name: jnp.array([value, value]) for name, value in numbers.items()}
+  members = compiled.Members(np.arange(2, dtype=np.int32), both, shards)
+  many = compiled.Program(steps_of, one.data, members, start)
+  return many.trace().jaxpr.jaxpr, one.trace().jaxpr.jaxpr
 
 
 def test_what_depends_on_the_step_alone_is_decided_once():
@@ -236,12 +232,13 @@ def test_members_that_fit_the_memory(monkeypatch):
   """If six need twice the memory they may have, three run at once."""
   made = []
 
-  def compile(program, members, compile=sweeping.Program.compile):
-    made.append((len(members.seed), compile(program, members)))
-    return made[-1][1]
+  def compile(program, compile=compiled.Program.compile):
+    if program.loop is None:
+      compile(program)
+      made.append((program.size, program.bytes()))
 
-  monkeypatch.setattr(sweeping.Program, 'compile', compile)
-  monkeypatch.setattr(sweeping, '_memory_of_the_device', lambda: made[0][1] * 1.02)
+  monkeypatch.setattr(compiled.Program, 'compile', compile)
+  monkeypatch.setattr(many_runs, '_memory_of_the_device', lambda: made[0][1] * 1.02)
   found = decomp.sweep(logistic(), gossip, RING, 2, 2, seeds=range(6), learning_rate=(0.1,))
   assert [members for members, _ in made] == [6, 3]
   assert made[1][1] < made[0][1]

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import decomp
-from decomp import algorithms, models, run, schedules, tasks, topology
-from decomp.data.corpus import VOCABULARY
+from decomp import algorithms, models, schedules, tasks, topology
+from decomp.tasks.data.corpus import VOCABULARY
+from decomp.training.evaluation import Batched
 
 KEY = jax.random.key(0)
 
@@ -168,7 +169,7 @@ def test_a_task_of_ones_own():
 def test_every_test_example_counts_once(total):
   """Batches of 4 with the last one filled up give the plain mean over all examples."""
   values = np.random.default_rng(total).standard_normal((total, 2)).astype(np.float32)
-  batched = run._Batched.of({'x': values}, size=4)
+  batched = Batched.of({'x': values}, size=4)
   found = batched.mean(lambda batch: {'sum': batch['x'].sum(1), 'square': batch['x'][:, 0] ** 2})
   expected = {'sum': values.sum(1).mean(), 'square': (values[:, 0] ** 2).mean()}
   for name, value in expected.items():

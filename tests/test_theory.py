@@ -15,11 +15,11 @@ from tables import make_algorithms
 
 import decomp
 from decomp import algorithms, compressors, data, tasks, theory, topology
-from decomp.algorithms.choco_sgd import proven_rate, stable_rate
-from decomp.algorithms.common import noise_gain
-from decomp.base import Evidence, Problem, Verdict
-from decomp.data import partition
-from experiments import verdicts
+from decomp.tasks.data import partition
+from decomp.theory import Evidence, Problem, Verdict
+from decomp.theory.rules.choco_sgd import proven_rate, stable_rate
+from decomp.theory.rules.common import noise_gain
+from experiments.studies.verdicts import __main__ as verdicts
 
 RING = topology.ring(8)
 SGD = optax.sgd(0.1)
@@ -406,7 +406,7 @@ def test_the_program():
 
 
 def test_verdicts_agree_with_what_happens(monkeypatch):
-  """A part of the grid of experiments.verdicts, which has all: 95 % of all that is not at risk."""
+  """A part of the grid of the study, which has all: 95 % of all that is not at risk."""
   monkeypatch.setattr(verdicts, 'STEPS', 1000)
   monkeypatch.setattr(verdicts, 'DIMENSION', 64)
   calls = [

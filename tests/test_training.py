@@ -16,8 +16,10 @@ import optax
 import pytest
 
 import decomp
-from decomp import algorithms, compressors, metrics, run, topology
-from decomp.data import batches, partition
+from decomp import algorithms, compressors, metrics, topology
+from decomp.tasks.data import batches, partition
+from decomp.training import steps as arithmetic
+from decomp.training.program import Program
 
 WORKERS, STEPS, EVAL_EVERY, BATCH, WORKER_EXAMPLES = 8, 10, 4, 4, 7
 D_PSGD = algorithms.d_psgd(optax.sgd(0.3, momentum=0.9))
@@ -286,8 +288,8 @@ def test_a_clock_on_a_simulated_network():
 
 def test_losses_below_the_limit():
   losses = np.array([1, -1e9, 3, np.nan, -np.inf, np.inf], np.float32)
-  assert run.below(losses, 3.0).tolist() == [True, True, False, False, False, False]
-  assert not run.below(losses, np.inf)[3:].any()
+  assert arithmetic.below(losses, 3.0).tolist() == [True, True, False, False, False, False]
+  assert not arithmetic.below(losses, np.inf)[3:].any()
 
 
 @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ def raise_in_a_row(directory, monkeypatch):
 
 def press_ctrl_c_in_a_step(directory, monkeypatch):
   """In the first chunk of steps, after its arguments have been given away."""
-  advance = run.Run.advance
+  advance = Program.advance
 
   def interrupted(*args):
     carry = advance(*args)
@@ -340,7 +342,7 @@ def press_ctrl_c_in_a_step(directory, monkeypatch):
 
   before = signal.getsignal(signal.SIGINT)
   with monkeypatch.context() as patch:
-    patch.setattr(run.Run, 'advance', interrupted)
+    patch.setattr(Program, 'advance', interrupted)
     with pytest.raises(KeyboardInterrupt):
       train(checkpoint_dir=directory)
   assert signal.getsignal(signal.SIGINT) is before
@@ -387,7 +389,7 @@ def test_finished_run(tmp_path, monkeypatch):
   train(steps=EVAL_EVERY, checkpoint_dir=tmp_path)
   resume = functools.partial(train, steps=EVAL_EVERY, checkpoint_dir=tmp_path, resume=True)
   with monkeypatch.context() as patch:
-    patch.setattr(run.Run, 'compile', None)
+    patch.setattr(Program, 'compile', None)
     history = resume()
   assert numbers(history) == numbers(reference())[:2]
   with pytest.raises(ValueError, match='up to step 4 already: pass resume=True'):

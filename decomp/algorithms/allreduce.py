@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from decomp import tree
-from decomp.algorithms.common import check_parts, local_update
-from decomp.base import Algorithm, Evidence, Finding, Info, Network, PyTree, Theory
+from decomp import base
+from decomp.algorithms import common
+from decomp.engine import tree
+from decomp.theory.rules.allreduce import theory
 
 
 class AllReduceState(NamedTuple):
   """The same on every worker."""
 
-  params: PyTree
+  params: base.PyTree
   opt_state: Any
 
 
-def allreduce(optimizer: optax.GradientTransformation) -> Algorithm:
+def allreduce(optimizer: optax.GradientTransformation) -> base.Algorithm:
   """Everyone steps along the average gradient, with exact averaging.
 
     x ← x + u(mean_j g_j)
@@ -40,20 +41,16 @@ def allreduce(optimizer: optax.GradientTransformation) -> Algorithm:
   >>> state.params
   Array([-1.5, -1.5, -1.5, -1.5], dtype=float32)
   """
-  check_parts(optimizer)
+  common.check_parts(optimizer)
 
-  def init(params: PyTree, net: Network) -> AllReduceState:
+  def init(params: base.PyTree, net: base.Network) -> AllReduceState:
     return AllReduceState(params, optimizer.init(params))
 
   def step(
-    key: jax.Array, grads: PyTree, state: AllReduceState, net: Network
-  ) -> tuple[AllReduceState, Info]:
-    updates, opt_state = local_update(optimizer, net.mean(grads), state)
+    key: jax.Array, grads: base.PyTree, state: AllReduceState, net: base.Network
+  ) -> tuple[AllReduceState, base.Info]:
+    updates, opt_state = common.local_update(optimizer, net.mean(grads), state)
     params = optax.tree.add(state.params, updates)
     return AllReduceState(params, opt_state), tree.exact(grads, net)
 
-  return Algorithm(init, step, name='allreduce', theory=Theory(_judge, optimizer))
-
-
-def _judge(evidence: Evidence) -> Finding:
-  return Finding('converges', 'gradients are averaged exactly')
+  return base.Algorithm(init, step, name='allreduce', theory=theory(optimizer))

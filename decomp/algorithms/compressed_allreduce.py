@@ -5,31 +5,16 @@ from __future__ import annotations
 import jax
 import optax
 
-from decomp import tree
+from decomp import base
+from decomp.algorithms import common
 from decomp.algorithms.allreduce import AllReduceState, allreduce
-from decomp.algorithms.common import (
-  SAFETY,
-  check_parts,
-  judge_biased,
-  judge_noise,
-  local_update,
-  noise_ratio,
-)
-from decomp.base import (
-  Algorithm,
-  Compressor,
-  Evidence,
-  Finding,
-  Info,
-  Network,
-  PyTree,
-  Theory,
-)
+from decomp.engine import tree
+from decomp.theory.rules.compressed_allreduce import theory
 
 
 def compressed_allreduce(
-  optimizer: optax.GradientTransformation, compressor: Compressor
-) -> Algorithm:
+  optimizer: optax.GradientTransformation, compressor: base.Compressor
+) -> base.Algorithm:
   """Everyone steps along the average of compressed gradients, as QSGD does.
 
     x ← x + u(mean_j C(g_j))
@@ -54,33 +39,16 @@ def compressed_allreduce(
 
   Reference: Alistarh et al., QSGD, arXiv 1610.02132.
   """
-  check_parts(optimizer, compressor)
+  common.check_parts(optimizer, compressor)
 
   def step(
-    key: jax.Array, grads: PyTree, state: AllReduceState, net: Network
-  ) -> tuple[AllReduceState, Info]:
+    key: jax.Array, grads: base.PyTree, state: AllReduceState, net: base.Network
+  ) -> tuple[AllReduceState, base.Info]:
     message = tree.compress(compressor, key, grads, net)
     average = net.mean(message.payload, message.decode)
-    updates, opt_state = local_update(optimizer, average, state)
+    updates, opt_state = common.local_update(optimizer, average, state)
     return AllReduceState(optax.tree.add(state.params, updates), opt_state), message.info
 
-  def judge(evidence: Evidence) -> Finding:
-    """C(g) has α²|g|² more variance than g, and |g|² tends to σ² + ζ²."""
-    alpha2, problem = evidence.alpha2, evidence.problem
-    if not compressor.unbiased:
-      return judge_biased(compressor)
-    advice = 'use more bits, smaller buckets or a larger fraction'
-    if problem is None:
-      return judge_noise(alpha2, f'α² = {alpha2:.3g}', advice, proven=True)
-    # On a quadratic the error's second moment contracts while γL(1 + α²/n) < 2.
-    stretch = problem.step_size * problem.smoothness * (1 + alpha2 / evidence.topology.num_workers)
-    if stretch > 2 * SAFETY:
-      reason = f'γL(1 + α²/n) = {stretch:.3g} is above 2: noise outgrows the steps'
-      return Finding('will diverge', reason, f'{advice}, or a smaller step size')
-    variance = alpha2 * problem.step_size**2 * (problem.noise**2 + problem.heterogeneity**2)
-    ratio = noise_ratio(variance, problem)
-    return judge_noise(ratio, f'α² = {alpha2:.3g} of the gradients', advice, proven=True)
-
   name = f'compressed_allreduce({compressor})'
-  theory = Theory(judge, optimizer, compressor)
-  return Algorithm(allreduce(optimizer).init, step, name=name, theory=theory)
+  rule = theory(optimizer, compressor)
+  return base.Algorithm(allreduce(optimizer).init, step, name=name, theory=rule)

@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from decomp import tree
-from decomp.algorithms.common import check_parts, local_update
-from decomp.base import Algorithm, Evidence, Finding, Info, Needs, Network, PyTree, Theory
+from decomp import base
+from decomp.algorithms import common
+from decomp.engine import tree
+from decomp.theory.rules.d_psgd import theory
 
 
 class DPSGDState(NamedTuple):
   """A worker's model x_i and its optimizer's state."""
 
-  params: PyTree
+  params: base.PyTree
   opt_state: Any
 
 
-def d_psgd(optimizer: optax.GradientTransformation) -> Algorithm:
+def d_psgd(optimizer: optax.GradientTransformation) -> base.Algorithm:
   """Everyone averages with the neighbours and adds its own step, taken at the old point.
 
     x_i ← sum_j W_ij x_j + u(g_i(x_i))
@@ -43,22 +44,17 @@ def d_psgd(optimizer: optax.GradientTransformation) -> Algorithm:
   Reference: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?,
   arXiv 1705.09056.
   """
-  check_parts(optimizer)
+  common.check_parts(optimizer)
 
-  def init(params: PyTree, net: Network) -> DPSGDState:
+  def init(params: base.PyTree, net: base.Network) -> DPSGDState:
     return DPSGDState(params, optimizer.init(params))
 
   def step(
-    key: jax.Array, grads: PyTree, state: DPSGDState, net: Network
-  ) -> tuple[DPSGDState, Info]:
-    updates, opt_state = local_update(optimizer, grads, state)
+    key: jax.Array, grads: base.PyTree, state: DPSGDState, net: base.Network
+  ) -> tuple[DPSGDState, base.Info]:
+    updates, opt_state = common.local_update(optimizer, grads, state)
     params = optax.tree.add(net.mix(state.params), updates)
     return DPSGDState(params, opt_state), tree.exact(state.params, net)
 
-  theory = Theory(_judge, optimizer)
-  return Algorithm(init, step, Needs(connected=True), name='d_psgd', theory=theory)
-
-
-def _judge(evidence: Evidence) -> Finding:
-  gap = evidence.topology.spectral_gap
-  return Finding('converges', f'models are exchanged exactly, with a spectral gap of {gap:.3g}')
+  needs = base.Needs(connected=True)
+  return base.Algorithm(init, step, needs, name='d_psgd', theory=theory(optimizer))

@@ -5,23 +5,14 @@ from __future__ import annotations
 import jax
 import optax
 
-from decomp import tree
-from decomp.algorithms.common import check_parts, judge_noise, local_update, noise_ratio
+from decomp import base
+from decomp.algorithms import common
 from decomp.algorithms.d_psgd import DPSGDState, d_psgd
-from decomp.base import (
-  Algorithm,
-  Compressor,
-  Evidence,
-  Finding,
-  Info,
-  Needs,
-  Network,
-  PyTree,
-  Theory,
-)
+from decomp.engine import tree
+from decomp.theory.rules.naive import theory
 
 
-def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Algorithm:
+def naive(optimizer: optax.GradientTransformation, compressor: base.Compressor) -> base.Algorithm:
   """D-PSGD whose workers simply compress the models they send. It does not converge.
 
     x_i ← sum_j W_ij C(x_j) + u(g_i(x_i))
@@ -47,30 +38,15 @@ def naive(optimizer: optax.GradientTransformation, compressor: Compressor) -> Al
   Reference: Tang et al., Communication Compression for Decentralized Training, arXiv 1803.06443,
   section 3 and figure 1.
   """
-  check_parts(optimizer, compressor)
+  common.check_parts(optimizer, compressor)
 
   def step(
-    key: jax.Array, grads: PyTree, state: DPSGDState, net: Network
-  ) -> tuple[DPSGDState, Info]:
-    updates, opt_state = local_update(optimizer, grads, state)
+    key: jax.Array, grads: base.PyTree, state: DPSGDState, net: base.Network
+  ) -> tuple[DPSGDState, base.Info]:
+    updates, opt_state = common.local_update(optimizer, grads, state)
     message = tree.compress(compressor, key, state.params, net)
     params = optax.tree.add(net.mix(message.payload, message.decode), updates)
     return DPSGDState(params, opt_state), message.info
 
-  def judge(evidence: Evidence) -> Finding:
-    """Noise of variance α²|x|² enters every step, where SGD's own has γ²σ²."""
-    problem, alpha2 = evidence.problem, evidence.alpha2
-    advice = 'use dcd_psgd or choco_sgd, whose errors shrink as the run settles'
-    source = f'compressing models, with α² = {alpha2:.3g} however settled they are,'
-    if problem is None:
-      return Finding('at risk', f'{source} adds noise to every step', advice)
-    variance = alpha2 * evidence.message_norm**2
-    return judge_noise(noise_ratio(variance, problem), source, advice, proven=not variance)
-
-  return Algorithm(
-    d_psgd(optimizer).init,
-    step,
-    Needs(connected=True),
-    name=f'naive({compressor})',
-    theory=Theory(judge, optimizer, compressor),
-  )
+  init, needs, name = d_psgd(optimizer).init, base.Needs(connected=True), f'naive({compressor})'
+  return base.Algorithm(init, step, needs, name=name, theory=theory(optimizer, compressor))

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from decomp import wire
 from decomp.base import Compressor, PyTree
 from decomp.compressors.rounding import DITHERS, join
-from decomp.loops import folded, once
+from decomp.engine import wire
+from decomp.engine.cpu.loops import folded, once
 
 
 class Coded(NamedTuple):

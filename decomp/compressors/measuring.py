@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from decomp import tree, wire
 from decomp.base import Compressor, PyTree
+from decomp.engine import tree, wire
 
 
 class Measurement(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from decomp import keys
-from decomp.loops import pieces
+from decomp.engine.cpu import keys
+from decomp.engine.cpu.loops import pieces
 
 Dither = Callable[[jax.Array, int], tuple[jax.Array, jax.Array]]
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from decomp import wire
 from decomp.base import Compressor
 from decomp.compressors.common import check_fraction, kept
+from decomp.engine import wire
 
 
 class Sparse(NamedTuple):

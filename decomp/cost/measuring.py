@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from decomp import wire
 from decomp.base import Algorithm, PyTree
 from decomp.cost.links import Links
 from decomp.cost.model import step_seconds
 from decomp.cost.workloads import Workload
-from decomp.network import Meter
+from decomp.engine import wire
+from decomp.engine.meter import Meter
 from decomp.topology import Topology
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from decomp import wire
 from decomp.base import Algorithm, PyTree
 from decomp.cost.units import seconds
-from decomp.network import Meter
+from decomp.engine import wire
+from decomp.engine.meter import Meter
 from decomp.topology import Topology
 
 

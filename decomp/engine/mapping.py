@@ -13,7 +13,7 @@ mapping    what it does                                         best for
 ========== ==================================================== =================================
 
 A vmapped convolution with a kernel per worker is a grouped convolution, slow on CPU. A scanned one
-is fast if it is :func:`decomp.models.conv.conv`; the usual gradient is slower still in a scan.
+is fast if it is `decomp.engine.cpu.convolution.conv`; the usual gradient is slower still in a scan.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,11 +25,9 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-MAPPINGS = ('vmap', 'scan', 'devices')
+from decomp.engine.cpu import convolution
 
-# NHWC inputs and outputs, HWIO kernels: the one layout that XLA:CPU runs fast inside a loop. All
-# convolutions of `decomp.models.conv.conv` have it, and in XLA's own gradient only the forward one.
-_FAST_IN_LOOPS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+MAPPINGS = ('vmap', 'scan', 'devices')
 
 
 def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Callable[..., Any]:
@@ -105,7 +103,7 @@ def choose(
   num_workers = _num_workers(example_args)
   one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
   layouts = set(_layouts(jax.make_jaxpr(fn)(*one_worker).jaxpr))
-  if (platform or jax.default_backend()) != 'cpu' or layouts != {_FAST_IN_LOOPS}:
+  if (platform or jax.default_backend()) != 'cpu' or layouts != {convolution.LAYOUT}:
     return 'vmap'
   num_devices = num_devices or jax.local_device_count()
   return 'devices' if num_devices > 1 and num_workers % num_devices == 0 else 'scan'

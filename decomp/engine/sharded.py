@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from decomp import wire
 from decomp.base import PyTree
-from decomp.network import AXIS, check_floating, weighted
-from decomp.topology import Topology, permutations
+from decomp.engine import wire
+from decomp.engine.stacked import AXIS, check_floating, weighted
+from decomp.topology import Topology
+from decomp.topology.permutations import permutations
 
 SLOT = 'slot'
 """The axis of the workers of one device."""

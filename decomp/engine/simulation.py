@@ -8,18 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from decomp import keys, network
-from decomp import mesh as mesh_network
 from decomp.base import Algorithm, PyTree
-from decomp.checks import (
-  check_grads,
-  check_leading_axis,
-  check_mesh,
-  check_params,
-  check_precision,
-  check_topology,
-)
-from decomp.network import Meter
+from decomp.engine import checks, sharded, stacked
+from decomp.engine.cpu import keys
+from decomp.engine.meter import Meter
 from decomp.topology import Topology
 
 
@@ -60,10 +52,10 @@ class Simulation:
     """
     n = self.topology.num_workers
     params = jax.tree.map(_strong, params)
-    check_params(params)
-    check_precision(self.algorithm, params)
+    checks.check_params(params)
+    checks.check_precision(self.algorithm, params)
     if stacked:
-      check_leading_axis('params', params, n)
+      checks.check_leading_axis('params', params, n)
     else:
       params = jax.tree.map(lambda x: jnp.broadcast_to(x, (n, *x.shape)), params)
     return self._jitted_init(params)
@@ -95,8 +87,8 @@ class Simulation:
       params: one worker's parameters, or their shapes and dtypes.
     """
     params = jax.eval_shape(lambda p: jax.tree.map(_strong, p), params)
-    check_params(params)
-    check_precision(self.algorithm, params)
+    checks.check_params(params)
+    checks.check_precision(self.algorithm, params)
     meter = Meter(self.topology)
     state = jax.eval_shape(lambda p: self.algorithm.init(p, meter), params)
     meter.bytes = 0  # the start is not part of a step
@@ -114,7 +106,7 @@ class Simulation:
   def _step(
     self, key: jax.Array, grads: PyTree, state: State, observed: jax.Array
   ) -> tuple[State, Any]:
-    check_grads(grads, state.params, self.topology.num_workers)
+    checks.check_grads(grads, state.params, self.topology.num_workers)
 
     def step(key: jax.Array, grads: PyTree, workers: Any, net: Any) -> tuple[Any, Any]:
       return self.algorithm.step(key, grads, workers, net)
@@ -126,8 +118,8 @@ class Simulation:
   def _lift(self, function: Any) -> Any:
     """`function(*args, net)` of one worker for the round, `observed` and stacked arguments."""
     if self.mesh is None:
-      return network.lift(function, self.topology)
-    return mesh_network.lift(function, self.topology, self.mesh)
+      return stacked.lift(function, self.topology)
+    return sharded.lift(function, self.topology, self.mesh)
 
 
 def simulate(algorithm: Algorithm, topology: Topology, mesh: Mesh | None = None) -> Simulation:
@@ -152,8 +144,8 @@ def simulate(algorithm: Algorithm, topology: Topology, mesh: Mesh | None = None)
   >>> state.params['w'].shape, sim.bytes_per_step({'w': jnp.ones(1000)})
   ((8, 1000), 2008)
   """
-  check_topology(algorithm, topology)
-  check_mesh(topology, mesh)
+  checks.check_topology(algorithm, topology)
+  checks.check_mesh(topology, mesh)
   return Simulation(algorithm, topology, mesh)
 
 

@@ -14,7 +14,6 @@ its neighbours in the same step (0 · inf is NaN), here as on a mesh; runs end a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from decomp import wire
 from decomp.base import PyTree
 from decomp.topology import Topology
 
 AXIS = 'worker'
 
 
-def _as_is(payload: PyTree) -> PyTree:
+def as_is(payload: PyTree) -> PyTree:
+  """What is sent uncompressed needs no decoding."""
   return payload
 
 
@@ -107,7 +106,7 @@ class Network:
     self._mixer = mixer
     self._weights = weights
 
-  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = _as_is) -> PyTree:
+  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
     return self._mixer.mix(self._weights, self.round, payload, decode)
 
@@ -118,7 +117,7 @@ class Network:
       everyone = jax.lax.all_gather(x, AXIS)
       return weighted(jnp.full(everyone.shape[0], 1 / everyone.shape[0]), everyone)
 
-    return jax.tree.map(average, (decode or _as_is)(payload))
+    return jax.tree.map(average, (decode or as_is)(payload))
 
 
 def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]:
@@ -134,31 +133,6 @@ def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]
     return jax.vmap(one, axis_name=AXIS)(indices, weights, *args)
 
   return everyone
-
-
-class Meter:
-  """A network that only counts the bytes of what a step sends."""
-
-  packs = True
-  observed = False
-
-  def __init__(self, topology: Topology):
-    self.index = self.round = jnp.zeros((), jnp.int32)
-    self.bytes = 0
-    self._topology = topology
-
-  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = _as_is) -> PyTree:
-    """Counts one packed message to each neighbour."""
-    sends = self._topology.degrees.mean(0).max()
-    self.bytes += math.ceil(wire.size(payload) * sends)
-    return decode(payload)
-
-  def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
-    """Counts a ring all-reduce, or a ring all-gather of what must be decoded before it is added."""
-    others = self._topology.num_workers - 1
-    sends = others if decode else 2 * others / (others + 1)
-    self.bytes += math.ceil(wire.size(payload) * sends)
-    return (decode or _as_is)(payload)
 
 
 def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from decomp import keys
 from decomp.base import Compressor, Info, Network, PyTree
-from decomp.loops import folded, once
+from decomp.engine.cpu import keys
+from decomp.engine.cpu.loops import folded, once
 
 
 class Message(NamedTuple):

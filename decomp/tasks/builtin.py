@@ -1,46 +1,19 @@
-"""What is trained: data, a model and a loss, independent of any library for models.
-
-A `Task` needs only functions; the factories below make one from `decomp.data` and `decomp.models`.
-"""
+"""The tasks that come with decomp, made from `decomp.data` and `decomp.models`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from decomp import data, models
 from decomp.base import PyTree
-from decomp.data import batches
-
-__all__ = ['digits', 'images', 'logistic_regression', 'quadratic', 'text']
-
-Batch = Mapping[str, jax.Array]
-
-
-class Task(NamedTuple):
-  """A learning problem, as one worker sees it.
-
-  Attributes:
-    name: for tables, plots and checkpoints.
-    init: key -> (params, model state). Params are exchanged and must be floating point; the model
-      state (BatchNorm's statistics, or `()`) stays with its worker.
-    loss: (params, model state, batch, key) -> (loss, model state); the gradient is taken of it.
-    evaluate: (params, model state, batch) -> {metric: one value for each example}.
-    train: the training examples, arrays [N, ...]; `train['label']` [N] is what partitions go by.
-    test: the examples that `evaluate` is averaged over.
-  """
-
-  name: str
-  init: Callable[[jax.Array], tuple[PyTree, PyTree]]
-  loss: Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, PyTree]]
-  evaluate: Callable[[PyTree, PyTree, Batch], dict[str, jax.Array]]
-  train: Mapping[str, np.ndarray]
-  test: Mapping[str, np.ndarray]
+from decomp.tasks import data, models
+from decomp.tasks.data import batches
+from decomp.tasks.task import Batch, Task
 
 
 def digits(model: Any = None) -> Task:

@@ -1,169 +1,22 @@
-"""Who talks to whom, and with which weights.
+"""The families of graphs, and graphs of one's own.
 
-A `Topology` is a doubly stochastic mixing matrix W with receivers as rows: one gossip step replaces
-x_i by sum_j W_ij x_j. Undirected families use Metropolis weights,
-W_ij = 1 / (1 + max(degree_i, degree_j)) on every edge, and W_ii takes the rest.
-
-A time-varying topology has several matrices and uses number `round % period` in each round.
+Undirected ones have Metropolis weights, W_ij = 1 / (1 + max(degree_i, degree_j)) on every edge, and
+W_ii takes the rest.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decomp.topology.mixing import Topology
+from decomp.topology.permutations import off_diagonal
+
 # networkx takes long to import, and only functions that draw or get a graph need it.
 if TYPE_CHECKING:
   import networkx as nx
-
-__all__ = [
-  'complete',
-  'erdos_renyi',
-  'exponential',
-  'from_graph',
-  'from_matrix',
-  'hypercube',
-  'one_peer_exponential',
-  'path',
-  'ring',
-  'star',
-  'torus',
-]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Topology:
-  """A frozen mixing matrix, or a periodic sequence of them.
-
-  Attributes:
-    name: the call that made it.
-    matrices: (period, n, n) float64, read-only; the period is 1 unless the graph varies in time.
-  """
-
-  name: str
-  matrices: np.ndarray
-
-  def __post_init__(self) -> None:
-    matrices = np.array(self.matrices, np.float64)
-    if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or not matrices.size:
-      raise ValueError(f'matrices has shape {matrices.shape}: must be (period, n, n)')
-    for matrix in matrices:
-      _check_doubly_stochastic(matrix)
-    matrices = np.maximum(matrices, 0)  # there may be roundings below
-    matrices.setflags(write=False)
-    object.__setattr__(self, 'matrices', matrices)
-
-  @property
-  def num_workers(self) -> int:
-    """The number n of workers."""
-    return self.matrices.shape[1]
-
-  @property
-  def period(self) -> int:
-    """The number of rounds after which the matrices repeat; 1 for a fixed graph."""
-    return self.matrices.shape[0]
-
-  @functools.cached_property
-  def matrix(self) -> np.ndarray:
-    """W, (n, n) float64; for a time-varying topology the average over one period."""
-    matrix = self.matrices.mean(0)
-    matrix.setflags(write=False)
-    return matrix
-
-  @functools.cached_property
-  def degrees(self) -> np.ndarray:
-    """(period, n): to how many others each worker sends in each round."""
-    return (_off_diagonal(self.matrices) != 0).sum(1)
-
-  @property
-  def degree(self) -> int:
-    """To how many others a worker sends in one round, at most."""
-    return int(self.degrees.max())
-
-  @functools.cached_property
-  def rho(self) -> float:
-    """|W - 11ᵀ/n|₂: the factor by which one step shrinks disagreement, at worst.
-
-    For a time-varying topology the geometric mean over one period.
-    """
-    product = functools.reduce(lambda done, w: w @ done, self.matrices)
-    norm = np.linalg.norm(product - 1 / self.num_workers, 2)
-    return float(_clean(norm) ** (1 / self.period))
-
-  @property
-  def spectral_gap(self) -> float:
-    """1 - rho."""
-    return 1.0 - self.rho
-
-  @functools.cached_property
-  def mu(self) -> float:
-    """The largest |λ - 1| over the eigenvalues λ of W (of all matrices, if it varies)."""
-    return float(np.abs(np.linalg.eigvals(self.matrices) - 1).max())
-
-  @functools.cached_property
-  def is_symmetric(self) -> bool:
-    """Whether W equals its transpose in every round."""
-    return bool(np.allclose(self.matrices, self.matrices.transpose(0, 2, 1), rtol=0, atol=1e-9))
-
-  @functools.cached_property
-  def is_connected(self) -> bool:
-    """Whether every worker reaches every other one over a period."""
-    from scipy.sparse import csgraph  # here, because it takes long to import
-
-    return csgraph.connected_components(self.matrix, connection='strong')[0] == 1
-
-  @functools.cached_property
-  def decomposition(self) -> tuple[Decomposition, ...]:
-    """Each round's W as diag(own) + sum_k diag(weights_k) P_k with permutations P_k."""
-    return tuple(_decompose(matrix) for matrix in self.matrices)
-
-  def plot(self, ax: Any = None) -> Any:
-    """Draws the graph (of a whole period) with matplotlib; returns the axes."""
-    import matplotlib.pyplot as plt
-    import networkx as nx
-
-    ax = ax or plt.subplots(figsize=(4, 4))[1]
-    weights = _off_diagonal(self.matrix).T
-    graph = nx.from_numpy_array(weights, create_using=nx.Graph if self.is_symmetric else nx.DiGraph)
-    widths = [2 * data['weight'] / weights.max() for *_, data in graph.edges(data=True)]
-    style = {'node_color': '#d7e8f7', 'edgecolors': '#1f5f99', 'edge_color': '#7f9fbf'}
-    place = _layout(graph, self.matrix)
-    nx.draw_networkx(graph, place, ax=ax, width=widths, font_size=9, **style)
-    ax.set_title(f'{self.name}: gap {self.spectral_gap:.3g}')
-    ax.set_axis_off()
-    ax.set_aspect('equal', adjustable='datalim')
-    return ax
-
-  def __repr__(self) -> str:
-    varies = f', period {self.period}' if self.period > 1 else ''
-    return (
-      f'{self.name}: {self.num_workers} workers, degree {self.degree}{varies}, '
-      f'spectral gap {self.spectral_gap:.4g}, rho {self.rho:.4g}, mu {self.mu:.4g}'
-    )
-
-  def __eq__(self, other: object) -> bool:
-    if not isinstance(other, Topology):
-      return NotImplemented
-    return self.name == other.name and np.array_equal(self.matrices, other.matrices)
-
-  def __hash__(self) -> int:
-    return hash((self.name, self.matrices.tobytes()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Decomposition:
-  """W = diag(own) + sum_k diag(weights[k]) P_k, where worker i receives from sources[k][i].
-
-  A worker without a k-th neighbour has weight 0 there: its source is then no real edge.
-  """
-
-  own: np.ndarray
-  sources: np.ndarray
-  weights: np.ndarray
 
 
 def ring(num_workers: int) -> Topology:
@@ -271,22 +124,6 @@ def from_matrix(matrix: Any) -> Topology:
   return Topology(f'from_matrix({len(w)} x {len(w)})', w[None])
 
 
-def _check_doubly_stochastic(w: np.ndarray) -> None:
-  if not np.isfinite(w).all():
-    raise ValueError('matrix has entries that are not finite')
-  if w.min() < -1e-12:
-    i, j = np.unravel_index(w.argmin(), w.shape)
-    raise ValueError(f'matrix[{i}, {j}] = {w.min():.6g}; the weights of a mixing matrix are >= 0')
-  for axis, word in ((1, 'row'), (0, 'column')):
-    off = np.abs(w.sum(axis) - 1)
-    if off.max() > 1e-6:
-      at = off.argmax()
-      raise ValueError(
-        f'matrix is not doubly stochastic: {word} {at} sums to {w.sum(axis)[at]:.6g}, not 1; '
-        'topology.from_graph makes Metropolis weights for any graph'
-      )
-
-
 def from_graph(graph: nx.Graph) -> Topology:
   """Metropolis weights on an undirected networkx graph; worker k is its k-th node.
 
@@ -310,7 +147,7 @@ def from_graph(graph: nx.Graph) -> Topology:
 
 def _metropolis(name: str, edges: np.ndarray) -> Topology:
   """Metropolis weights where `edges` (n, n) is not 0 and off the diagonal."""
-  linked = _off_diagonal(edges) != 0
+  linked = off_diagonal(edges) != 0
   degree = linked.sum(1)
   w = linked / (1 + np.maximum.outer(degree, degree))
   np.fill_diagonal(w, 1 - w.sum(1))
@@ -335,77 +172,3 @@ def _at_least(argument: str, value: Any, least: int) -> int:
   if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
     raise ValueError(f'{argument}={value!r}: must be a whole number of at least {least}')
   return int(value)
-
-
-def _off_diagonal(matrices: np.ndarray) -> np.ndarray:
-  return matrices * (1 - np.eye(matrices.shape[-1]))
-
-
-def _clean(value: Any) -> float:
-  """Rounding noise of an exact 0 would survive the root of a period as something like 1e-6."""
-  return 0.0 if value < 1e-12 else float(value)
-
-
-def _decompose(matrix: np.ndarray) -> Decomposition:
-  edges = (_off_diagonal(matrix) != 0).astype(int)
-  sources = permutations(edges)
-  weights = np.zeros(sources.shape)
-  for k, i in np.ndindex(*sources.shape):
-    j = sources[k, i]
-    weights[k, i] = matrix[i, j] * edges[i, j]
-    edges[i, j] = 0  # where an edge was used to fill up, it counts once
-  return Decomposition(np.diag(matrix).copy(), sources, weights)
-
-
-def permutations(counts: np.ndarray) -> np.ndarray:
-  """Splits the edges of a graph into as few permutations as its largest degree allows.
-
-  The edges sender -> receiver form a bipartite graph. Filled up with more edges to a regular one,
-  it is a union of perfect matchings (König): take them out one after another.
-
-  Args:
-    counts: (n, n), how many edges lead to each receiver (row) from each sender (column).
-
-  Returns:
-    (degree, n): in permutation k, receiver i hears `[k, i]`. Every edge is in one of them.
-  """
-  n = len(counts)
-  hops = _circulant_hops(counts)
-  if hops is not None:
-    return np.array([(np.arange(n) - hop) % n for hop in hops], int).reshape(-1, n)
-  from scipy import sparse
-  from scipy.sparse import csgraph
-
-  counts = _regular(counts)
-  sources = []
-  while counts.any():
-    match = csgraph.maximum_bipartite_matching(sparse.csr_array(counts), perm_type='column')
-    counts[np.arange(n), match] -= 1
-    sources.append(match)
-  return np.array(sources)
-
-
-def _circulant_hops(counts: np.ndarray) -> list[int] | None:
-  """The hops of a graph in which everyone hears the same hops; None for other graphs."""
-  first, n = counts[0], len(counts)
-  same = all(np.array_equal(np.roll(first, i), counts[i]) for i in range(n))
-  return [int(-j % n) for j in np.repeat(np.arange(n), first)] if same else None
-
-
-def _regular(counts: np.ndarray) -> np.ndarray:
-  """Adds edges until everyone sends and receives equally many."""
-  counts = counts.copy()
-  degree = max(counts.sum(0).max(), counts.sum(1).max())
-  receivers = np.repeat(np.arange(len(counts)), degree - counts.sum(1))
-  senders = np.repeat(np.arange(len(counts)), degree - counts.sum(0))
-  np.add.at(counts, (receivers, senders), 1)
-  return counts
-
-
-def _layout(graph: nx.Graph, matrix: np.ndarray) -> dict[int, np.ndarray]:
-  """A circle where everyone's neighbourhood looks the same, else by distances in the graph."""
-  import networkx as nx
-
-  if _circulant_hops((matrix != 0).astype(int)) is not None:
-    return nx.circular_layout(graph)
-  return nx.kamada_kawai_layout(graph.to_undirected(), weight=None)

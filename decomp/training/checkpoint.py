@@ -26,12 +26,12 @@ class Checkpoint(NamedTuple):
   Attributes:
     step: The step it was saved at.
     state: The training state.
-    rows: The metrics up to that step, one dict per row.
+    rows: What was saved beside it as JSON: the metrics up to that step.
   """
 
   step: int
   state: Any
-  rows: list[dict[str, Any]]
+  rows: list[Any]
 
 
 class Checkpointer:
@@ -75,7 +75,7 @@ class Checkpointer:
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
     self._manager = ocp.CheckpointManager(path, options=options)
 
-  def save(self, step: int, state: Any, history_rows: Sequence[Mapping[str, Any]]) -> None:
+  def save(self, step: int, state: Any, history_rows: Sequence[Any]) -> None:
     """Starts to save in the background; a step that is already there is left as it is.
 
     Args:
@@ -109,8 +109,9 @@ class Checkpointer:
     """Reads the latest complete checkpoint.
 
     Args:
-      like: A pytree of arrays or `jax.ShapeDtypeStruct` like the saved state. Arrays are restored
-        onto its shardings, and onto the default device, uncommitted, where it has none.
+      like: A pytree of arrays or `jax.ShapeDtypeStruct` like the saved state; or a function that
+        makes one of the saved rows. Arrays are restored onto its shardings, and onto the default
+        device, uncommitted, where it has none.
 
     Returns:
       The checkpoint, or None if there is none.
@@ -123,6 +124,7 @@ class Checkpointer:
     if step is None:
       return None
     history = self._read(step, history=ocp.args.JsonRestore()).history
+    like = like(history['rows']) if callable(like) else like
     lines = _differences(history['form'], _form(like)).values()
     if lines:
       raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))

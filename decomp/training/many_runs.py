@@ -1,42 +1,36 @@
-"""Many runs at once: seeds × learning rates × consensus rates × any number of an algorithm.
+"""`decomp.sweep`: many runs at once, seeds × learning rates × any number of an algorithm.
 
 The runs, its members, differ in numbers only, so that one compiled loop takes their steps: see
-`decomp.members`. Here they are made, and their rows collected.
+`decomp.training.program`. Here they are made.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from decomp.base import Algorithm, PyTree
-from decomp.data.partition import Partition
-from decomp.members import Members, Program
-from decomp.progress import Progress
-from decomp.run import Data, Sampling, Steps, batched_tests, choose_mapping, initial
-from decomp.simulate import Simulation, simulate
+from decomp.engine.simulation import simulate
 from decomp.tasks import Task
+from decomp.tasks.data.partition import Partition
 from decomp.topology import Topology
-from decomp.training import (
-  History,
-  Row,
-  check_positive,
-  divide,
-  explain,
-  explain_scatter,
-  is_scattered,
-  limit,
-  make_row,
-  next_row,
-)
+from decomp.training import arguments
+from decomp.training.history import History, Row
+from decomp.training.loop import Checkpoints, Run, drive
+from decomp.training.program import Members, Program, place
+from decomp.training.progress import Progress
+from decomp.training.steps import Sampling, Steps, choose_mapping, initial
 
 Point = dict[str, Any]
 """The numbers that a member was made with, and its 'seed'."""
@@ -107,7 +101,12 @@ def sweep(
   replacement: bool = False,
   eval_every: int | None = None,
   worker_examples: int = 2000,
+  mesh: Mesh | None = None,
   members_at_once: int | None = None,
+  checkpoint_dir: str | None = None,
+  checkpoint_seconds: float = 30.0,
+  resume: bool = False,
+  config: Mapping[str, Any] | None = None,
   on_row: Callable[[Point, Row], None] | None = None,
   progress: bool | None = None,
   **grids: Sequence[float],
@@ -131,8 +130,14 @@ def sweep(
     replacement: as in `decomp.train`.
     eval_every: steps between two rows of metrics; None for 20 rows in all.
     worker_examples: as in `decomp.train`.
-    members_at_once: how many runs the program holds; None for as many as fit half of the memory.
-    on_row: called with a member's point and its row, for every row.
+    mesh: as in `decomp.train`: spreads the workers of every run over devices.
+    members_at_once: how many runs the program holds; None for as many as fit half of the memory, or
+      as many as the sweep to resume had.
+    checkpoint_dir: where to keep checkpoints, a folder for the runs of each program; None for none.
+    checkpoint_seconds: as in `decomp.train`.
+    resume: whether to continue from the newest checkpoints in `checkpoint_dir`.
+    config: as in `decomp.train`.
+    on_row: called with a member's point and its row, for every row, also with those of checkpoints.
     progress: whether to show a progress bar; None for when a terminal is attached.
     **grids: the values of each number.
 
@@ -148,146 +153,79 @@ def sweep(
   >>> found.points[1], len(found.histories), found.best()['learning_rate']
   ({'learning_rate': 0.01, 'seed': 1}, 4, 0.5)
   """
-  if not isinstance(task, Task):
-    raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
-  check_positive(
-    steps=steps,
-    batch_size=batch_size,
-    eval_every=eval_every,
-    worker_examples=worker_examples,
-    members_at_once=members_at_once,
+  counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
+  arguments.check(
+    task, steps=steps, batch_size=batch_size, members_at_once=members_at_once, **counts
   )
+  if resume and checkpoint_dir is None:
+    raise ValueError('resume=True: needs the checkpoint_dir of the sweep to continue')
   points = _points(grids, seeds)
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
-  sims = [simulate(make_algorithm(**_numbers(point)), topology) for point in points]
+  sims = [simulate(make_algorithm(**_numbers(point)), topology, mesh) for point in points]
   starts = {seed: initial(task, seed) for seed in seeds}
   parts = _same_shape({seed: _shards(shards, task, topology, seed) for seed in seeds})
-  mapping = choose_mapping(task, starts[seeds[0]], topology.num_workers, batch_size, num_devices=1)
+  start = starts[seeds[0]]
+  how, devices = choose_mapping(task, start, topology.num_workers, batch_size, 'auto', mesh)
+  data = place(task, worker_examples, devices)
+  rows = on_row or (lambda point, row: None)
+  bytes_per_step = sims[0].bytes_per_step(start[0])
 
   def sampling(shards: Partition) -> Sampling:
     return Sampling(shards, batch_size, reshuffle, replacement)
 
   def steps_of(member: Members) -> Steps:
-    sim = simulate(_traced(make_algorithm, member.numbers), topology)
-    return Steps(task, sim, sampling(member.shards), mapping)
+    sim = simulate(_traced(make_algorithm, member.numbers), topology, mesh)
+    return Steps(task, sim, sampling(member.shards), member.seed, how, devices)
 
-  def members(group: Sequence[int]) -> Members:
+  def members(group: Sequence[int]) -> tuple[Members, PyTree]:
     chosen = [points[number] for number in group]
     seeds = [point['seed'] for point in chosen]
-    return Members(
-      np.array(seeds, np.int32),
-      {name: _weakly_typed([point[name] for point in chosen]) for name in grids},
-      _stack([parts[seed] for seed in seeds]),
-      _stack([starts[seed] for seed in seeds]),
-    )
+    numbers = {name: _weakly_typed([point[name] for point in chosen]) for name in grids}
+    shards = _stack([parts[seed] for seed in seeds])
+    return Members(np.array(seeds, np.int32), numbers, shards), _stack([starts[s] for s in seeds])
 
-  data = jax.tree.map(jnp.asarray, Data(dict(task.train), *batched_tests(task, worker_examples)))
-  groups = _groups(len(points), members_at_once or len(points))
-  program = Program(steps_of, data)
-  bytes_per_step = sims[0].bytes_per_step(starts[seeds[0]][0])
+  def program_of(group: Sequence[int]) -> Program:
+    return Program(steps_of, data, *members(group), devices, watch=mesh is None)
+
+  def runs(group: Sequence[int]) -> list[Run]:
+    return [
+      Run(
+        sims[number],
+        sampling(parts[points[number]['seed']]),
+        bytes_per_step,
+        functools.partial(rows, points[number]),
+      )
+      for number in sorted(set(group))
+    ]
+
+  def checkpoints(group: Sequence[int]) -> Checkpoints:
+    shared = sampling(members(group)[0].shards)
+    facts = {
+      **arguments.facts(task, topology, shared, rows_every, worker_examples),
+      'algorithms': [sims[number].algorithm.name for number in group],
+      'runs': [points[number] for number in group],
+      **dict(config or {}),
+    }
+    folder = checkpoint_dir and str(Path(checkpoint_dir, _folder(group)))
+    ignore = () if eval_every else ('eval_every',)
+    return Checkpoints(folder, json.loads(json.dumps(facts)), checkpoint_seconds, resume, ignore)
+
+  rows_every = eval_every or max(1, steps // 20)
+  known = members_at_once or _found(checkpoint_dir)
+  groups = _groups(len(points), known or len(points))
+  program = program_of(groups[0])
   histories: list[History] = []
   with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
-    used, most = program.compile(members(groups[0])), _MEMORY * _memory_of_the_device()
-    if members_at_once is None and used > most:
-      groups = _groups(len(points), max(1, int(len(points) * most / used)))
-      program.compile(members(groups[0]))
-    bar.start_at(0)
+    if known is None:
+      program.compile()
+      if (used := program.bytes()) > (most := _MEMORY * _memory_of_the_device()):
+        groups = _groups(len(points), max(1, int(len(points) * most / used)))
+        program = program_of(groups[0])
     for group in groups:
-      runs = [
-        _Run(points[i], sims[i], sampling(parts[points[i]['seed']]), bytes_per_step)
-        for i in sorted(set(group))
-      ]
-      loop = _Loop(program, members(group), runs, on_row, bar, len(histories) * steps)
-      histories += loop.run(steps, eval_every or max(1, steps // 20))
+      own, begin = members(group)
+      where, done = checkpoints(group), len(histories) * steps
+      histories += drive(program, own, begin, runs(group), steps, rows_every, where, bar, done)
   return Sweep(points, histories)
-
-
-class _Run(NamedTuple):
-  """What the host knows of a member."""
-
-  point: Point
-  sim: Simulation
-  sampling: Sampling
-  bytes_per_step: int
-
-
-class _Loop:
-  """Drives a `Program` from row to row, for one group of members."""
-
-  def __init__(
-    self,
-    program: Program,
-    members: Members,
-    runs: Sequence[_Run],
-    on_row: Callable[[Point, Row], None] | None,
-    bar: Progress,
-    done: int,
-  ):
-    self._program, self._members, self._runs = program, members, runs
-    self._on_row, self._bar, self._done = on_row or (lambda point, row: None), bar, done
-    self._histories = [History() for _ in runs]
-    # Beyond the runs there are copies, which fill up the last group.
-    self._known = np.arange(len(members.seed)) >= len(runs)
-    self._carry = program.start(members)
-    self._seconds = 0.0
-
-  def run(self, steps: int, eval_every: int) -> list[History]:
-    """Trains up to step number `steps`."""
-    self._add_rows(range(len(self._runs)))
-    limits = np.resize([limit(history) for history in self._histories], len(self._known))
-    step, pace = 0, 0.0
-    while step < steps and not self._known.all():
-      row_at = next_row(step, steps, eval_every)
-      # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
-      until = min(row_at, step + max(1, int(pace)))
-      before, began = step, time.perf_counter()
-      self._carry = self._program.advance(
-        self._carry, self._members, until, row_at, limits.astype(np.float32), self._known
-      )
-      step = int(self._carry.state.round)
-      took = time.perf_counter() - began
-      self._seconds += took
-      pace = (step - before) / max(took, 1e-9)
-      self._note(step == row_at)
-      self._bar.update(self._done + step * len(self._runs), {})
-    for number in _true(~self._known):
-      self._finish(number)
-    return self._histories
-
-  def _note(self, is_row: bool) -> None:
-    """Adds rows, of all members still well or of those that have just failed."""
-    losses, failed = np.asarray(self._carry.losses), np.asarray(self._carry.failed)
-    fresh = failed.any(1) & ~self._known
-    if is_row or fresh.any():
-      self._add_rows(_true(~self._known if is_row else fresh))
-    scattered = np.zeros_like(fresh)
-    for number in _true(~self._known):
-      history, sim = self._histories[number], self._runs[number].sim
-      if fresh[number]:
-        history.diverged = explain(sim, history, losses[number], failed[number])
-      elif is_scattered(history[-1]):
-        scattered[number] = True
-        history.diverged = explain_scatter(sim, history[-1])
-      if history.diverged:
-        self._finish(number)
-    self._known = self._known | fresh | scattered
-    if is_row:
-      self._carry = self._program.reset(self._carry)
-
-  def _add_rows(self, numbers: Iterable[int]) -> None:
-    step, measured = int(self._carry.state.round), self._program.measure(self._carry, self._members)
-    for number in numbers:
-      own = {name: float(values[number]) for name, values in measured.items()}
-      run = self._runs[number]
-      share = self._seconds / len(self._runs)
-      row = make_row(step, own, run.sampling, run.bytes_per_step, share)
-      self._histories[number].append(row)
-      self._on_row(run.point, row)
-
-  def _finish(self, number: int) -> None:
-    history = self._histories[number]
-    history.state, history.model_state = self._program.member(self._carry, number)
-    history.steps_per_second = history[-1]['step'] / max(history[-1]['seconds'], 1e-9)
 
 
 def _points(grids: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Point]:
@@ -305,10 +243,6 @@ def _points(grids: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[
   axes = {**grids, 'seed': seeds}
   lists = [np.asarray(values).tolist() for values in axes.values()]
   return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
-
-
-def _true(flags: np.ndarray) -> list[int]:
-  return np.flatnonzero(flags).tolist()
 
 
 def _numbers(point: Point) -> dict[str, Any]:
@@ -329,7 +263,7 @@ def _traced(make_algorithm: Callable[..., Algorithm], numbers: Mapping[str, Any]
 def _shards(
   shards: Partition | str | Callable[[int], Partition], task: Task, topology: Topology, seed: int
 ) -> Partition:
-  return divide(shards(seed) if callable(shards) else shards, task, topology, seed)
+  return arguments.divide(shards(seed) if callable(shards) else shards, task, topology, seed)
 
 
 def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:
@@ -363,6 +297,17 @@ def _groups(count: int, at_once: int) -> list[list[int]]:
   size = math.ceil(count / math.ceil(count / at_once))
   last = count - 1
   return [[min(i, last) for i in range(k, k + size)] for k in range(0, count, size)]
+
+
+def _folder(group: Sequence[int]) -> str:
+  return f'runs-{group[0]}-to-{group[-1]}'
+
+
+def _found(directory: str | None) -> int | None:
+  """How many members the first group of a sweep's checkpoints has; None if there are none."""
+  for path in Path(directory).glob('runs-0-to-*') if directory else ():
+    return int(path.name.rpartition('-')[2]) + 1
+  return None
 
 
 def _memory_of_the_device() -> float:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import PyTree
-from decomp.network import weighted
-from decomp.tree import norm
+from decomp.engine.stacked import weighted
+from decomp.engine.tree import norm
 
 
 def mean_over_workers(tree: PyTree) -> PyTree:

@@ -1,8 +1,13 @@
-"""Runs that differ in numbers only, as one compiled program: `vmap` over its members.
+"""The device's side of training: everything that is compiled, for one run or for many at once.
 
-All share the number of the step: what depends on it alone (which graph, whether a row is due) is
-decided once for all. A member whose loss fails makes the loop pause for its last row, and goes on
-unheeded; no operation mixes members, so the others don't notice.
+Steps run in chunks inside one `while_loop` with donated buffers. On one device the loop leaves at
+the very step where a loss fails. Workers on a mesh learn of each other's losses only between
+chunks: inside one nothing travels but the algorithm's own messages.
+
+Runs that differ in numbers only, the members of a sweep, are one program by `vmap`. All share the
+number of the step: what depends on it alone (which graph, whether a row is due) is decided once for
+all. A member whose loss fails makes the loop pause for its last row, and goes on unheeded; no
+operation mixes members, so the others don't notice.
 """
 
 from __future__ import annotations
@@ -11,104 +16,215 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from decomp.base import PyTree
-from decomp.data.partition import Partition
-from decomp.run import WIDE, Carry, Data, Steps, Totals, reset, step_keys
-from decomp.simulate import State
+from decomp.engine import cpu
+from decomp.engine.simulation import State
+from decomp.tasks import Task
+from decomp.tasks.data.partition import Partition
+from decomp.training.evaluation import batched_tests
+from decomp.training.steps import Carry, Data, Steps, Totals, reset
 
 # What of a carry is one for all members (None), and what has their axis in front.
 _AXES: Any = Carry(State(None, 0), 0, Totals(None, None, 0, 0, 0, 0), 0, 0)  # type: ignore[arg-type]
 
 
 class Members(NamedTuple):
-  """What tells runs apart; every leaf has their axis in front.
+  """What tells the runs of a sweep apart; every leaf has their axis in front.
 
   Attributes:
     seed: int32.
     numbers: name -> value.
     shards: the data of each worker.
-    start: parameters and model state.
   """
 
   seed: Any
   numbers: dict[str, Any]
   shards: Partition
-  start: PyTree
 
 
 class Program:
-  """The compiled functions of some runs at once."""
+  """The compiled functions of one run, or of as many members as it is given.
 
-  def __init__(self, steps_of: Callable[[Members], Steps], data: Data):
-    self._steps_of, self._data = steps_of, data
-    self.start = jax.jit(self._start)
-    self.reset = jax.jit(jax.vmap(reset, in_axes=(_AXES,), out_axes=_AXES), donate_argnums=0)
-    self.member = jax.jit(_member)
+  Args:
+    steps_of: a member's arithmetic; called with None where there is but one run.
+    data: from `place`.
+    members: those of the first group, for their shapes; None for one run.
+    begin: parameters and model state, with the members' axis in front where there are members.
+    mesh: the devices that share the workers; None for one.
+    watch: whether the loop leaves at the step where a loss fails.
+  """
 
-  def compile(self, members: Members) -> int:
-    """Compiles for so many members; gives the bytes of memory that they need."""
-    carry, number = jax.eval_shape(self._start, members), np.int32(0)
-    limits, known = np.zeros(len(members.seed), np.float32), np.zeros(len(members.seed), bool)
-    advance, measure = jax.jit(self._advance, donate_argnums=0), jax.jit(self._measure)
-    arguments = carry, members, number, number, limits, known, self._data
-    self._chunk = advance.lower(*arguments).compile(WIDE)
-    self._measured = measure.lower(carry, members, self._data).compile()
-    return max(_bytes(self._chunk), _bytes(self._measured))
+  def __init__(
+    self,
+    steps_of: Callable[[Any], Steps],
+    data: Data,
+    members: Members | None,
+    begin: PyTree,
+    mesh: Mesh | None = None,
+    watch: bool = True,
+  ):
+    self.steps_of, self.data, self._members, self._watch = steps_of, data, members, watch
+    self.size = 1 if members is None else len(members.seed)
+    self._shapes: Any = jax.eval_shape(self._start, members, begin)
+    everywhere = split = None
+    if mesh:
+      everywhere = NamedSharding(mesh, PartitionSpec())
+      split = jax.tree.map(self._sharding(mesh), self._shapes)
+      self._shapes = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self._shapes, split
+      )
+    self.start = jax.jit(self._start, out_shardings=split)
+    self.reset = jax.jit(self._each(reset, (_AXES,), _AXES), donate_argnums=0, out_shardings=split)
+    self._outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
+    self._advancing = jax.jit(self._advance, donate_argnums=0, out_shardings=split)
+    self._measuring = jax.jit(self._measure, out_shardings=everywhere)
+    self.loop: Any = None
+    """The compiled loop."""
+
+  def compile(self) -> None:
+    """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
+    if self.loop is None:
+      self.loop = self.trace().lower().compile(cpu.OPTIONS)
+      measured = self._measuring.lower(self._shapes, self._members, self.data)
+      self._measured = measured.compile()
+
+  def trace(self) -> Any:
+    """The loop before it is compiled, of `jax.stages.Traced`."""
+    zero, limits = np.int32(0), np.zeros(self.size, np.float32)
+    numbers = zero, zero, self._own(limits), self._own(limits > 0)
+    return self._advancing.trace(self._shapes, self._members, *numbers, self.data)
+
+  def bytes(self) -> int:
+    """The memory that the compiled functions need."""
+    return max(_bytes(self.loop), _bytes(self._measured))
 
   def advance(
     self,
     carry: Carry,
-    members: Members,
+    members: Members | None,
     until: int,
     row_at: int,
     limits: np.ndarray,
     known: np.ndarray,
   ) -> Carry:
-    """Steps up to number `until`, or to a loss above its limit of a member not `known` to fail."""
-    numbers = np.int32(until), np.int32(row_at)
-    return self._chunk(carry, members, *numbers, limits, known, self._data)
+    """Steps up to number `until`, or to a loss above its limit of a run not `known` to fail."""
+    numbers = np.int32(until), np.int32(row_at), self._own(limits), self._own(known)
+    return self.loop(carry, members, *numbers, self.data)
 
-  def measure(self, carry: Carry, members: Members) -> dict[str, np.ndarray]:
-    """The metrics of a row that come from the device, for each member."""
-    return jax.device_get(self._measured(carry, members, self._data))
+  def outcome(self, carry: Carry) -> tuple[np.ndarray, np.ndarray]:
+    """Each run's `losses` and `failed`, [runs, n]."""
+    losses, failed = (np.asarray(x) for x in self._outcome(carry))
+    return losses.reshape(self.size, -1), failed.reshape(self.size, -1)
 
-  def _start(self, members: Members) -> Carry:
-    def start(member: Members) -> Carry:
-      return self._steps_of(member).start(*member.start)
+  def measure(self, carry: Carry, members: Members | None) -> dict[str, np.ndarray]:
+    """The metrics of a row that come from the device, [runs]."""
+    found = self._measured(carry, members, self.data)
+    return {name: np.asarray(value).reshape(-1) for name, value in found.items()}
 
-    return jax.vmap(start, out_axes=_AXES)(members)
+  def end(self, carry: Carry, number: int) -> tuple[State, PyTree]:
+    """The state and the model state of one of the runs."""
+    return (carry.state, carry.model_state) if self._members is None else _member(carry, number)
+
+  @property
+  def end_shape(self) -> tuple[State, PyTree]:
+    """The shapes of `end`."""
+    return jax.eval_shape(lambda carry: self.end(carry, 0), self._shapes)
+
+  def _start(self, members: Members | None, begin: PyTree) -> Carry:
+    start = self._each(lambda member, begin: self.steps_of(member).start(*begin), (0, 0), _AXES)
+    return start(members, begin)
 
   def _advance(
     self,
     carry: Carry,
-    members: Members,
+    members: Members | None,
     until: jax.Array,
     row_at: jax.Array,
     limits: jax.Array,
     known: jax.Array,
     data: Data,
   ) -> Carry:
-    keys = jax.vmap(step_keys)(members.seed)
+    keys = self._each(lambda member: self.steps_of(member).keys(), (0,), 0)(members)
 
     def going(carry: Carry) -> jax.Array:
-      return (carry.state.round < until) & ~(carry.failed.any(1) & ~known).any()
+      fails = (carry.failed.any(-1) & ~known).any() if self._watch else False
+      return (carry.state.round < until) & ~jnp.asarray(fails)
 
-    def step(member: Members, keys: jax.Array, limit: jax.Array, carry: Carry) -> Carry:
-      return self._steps_of(member).step(keys, row_at, limit, data.train, carry)
+    def step(member: Any, keys: jax.Array, limit: jax.Array, carry: Carry) -> Carry:
+      return self.steps_of(member).step(keys, row_at, limit, data.train, carry)
 
-    steps = jax.vmap(step, in_axes=(0, 0, 0, _AXES), out_axes=_AXES)
+    steps = self._each(step, (0, 0, 0, _AXES), _AXES)
     return jax.lax.while_loop(going, lambda carry: steps(members, keys, limits, carry), carry)
 
-  def _measure(self, carry: Carry, members: Members, data: Data) -> dict[str, jax.Array]:
-    def measure(carry: Carry, member: Members) -> dict[str, jax.Array]:
-      return self._steps_of(member).measure(carry, data)
+  def _measure(self, carry: Carry, members: Members | None, data: Data) -> dict[str, jax.Array]:
+    def measure(carry: Carry, member: Any) -> dict[str, jax.Array]:
+      return self.steps_of(member).measure(carry, data)
 
-    return jax.vmap(measure, in_axes=(_AXES, 0))(carry, members)
+    return self._each(measure, (_AXES, 0), 0)(carry, members)
+
+  def _each(self, function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
+    """A function of one run for all members; as it is where there is but one run."""
+    return function if self._members is None else jax.vmap(function, in_axes, out_axes)
+
+  def _own(self, values: np.ndarray) -> Any:
+    """What each run has of its own; without an axis where there is but one run."""
+    return values[0] if self._members is None else values
+
+  def _sharding(self, mesh: Mesh) -> Callable[[Any], NamedSharding]:
+    """Everything with a worker axis is split over the mesh; the rest is everywhere."""
+    before = () if self._members is None else (None,)
+
+    def sharding(x: Any) -> NamedSharding:
+      spec = PartitionSpec(*before, 'worker') if x.ndim > len(before) else PartitionSpec()
+      return NamedSharding(mesh, spec)
+
+    return sharding
 
 
-def _member(carry: Carry, number: jax.Array) -> tuple[State, PyTree]:
+def place(
+  task: Task,
+  worker_examples: int,
+  mesh: Mesh | None = None,
+  shards: Partition | None = None,
+) -> Data:
+  """The examples on the devices.
+
+  Args:
+    task: whose they are.
+    worker_examples: how many test examples single workers are evaluated on, at most.
+    mesh: the devices; None for one.
+    shards: gives each worker its own examples only; None gives all of them to all devices.
+  """
+  everywhere = NamedSharding(mesh, PartitionSpec()) if mesh else None
+  tests = jax.tree.map(lambda x: _put(x, everywhere), batched_tests(task, worker_examples))
+  if mesh and shards:
+    split = NamedSharding(mesh, PartitionSpec('worker'))
+    return Data({k: _of_workers(x, shards, split) for k, x in task.train.items()}, *tests)
+  return Data({k: _put(x, everywhere) for k, x in task.train.items()}, *tests)
+
+
+def _put(x: Any, sharding: NamedSharding | None) -> jax.Array:
+  """An array of the host on devices; each process takes what its own devices need."""
+  if sharding is None:
+    return jnp.asarray(x)
+  return jax.make_array_from_callback(np.shape(x), sharding, lambda index: x[index])
+
+
+def _of_workers(x: np.ndarray, shards: Partition, split: NamedSharding) -> jax.Array:
+  """Examples [N, ...] as [n, longest, ...]; a process reads those of its own workers only."""
+
+  def rows(index: Any) -> np.ndarray:
+    return x[np.maximum(shards.indices[index[0]], 0)]
+
+  return jax.make_array_from_callback((*shards.indices.shape, *x.shape[1:]), split, rows)
+
+
+@jax.jit
+def _member(carry: Carry, number: jax.typing.ArrayLike) -> tuple[State, PyTree]:
   workers, model_state = jax.tree.map(lambda x: x[number], (carry.state.workers, carry.model_state))
   return State(carry.state.round, workers), model_state
 

@@ -1,39 +1,34 @@
-"""The device's side of training: everything that is compiled.
+"""One run's arithmetic: a step of all workers, and the metrics of a row.
 
-Steps run in chunks inside one `while_loop` with donated buffers. The loop counts what a row of
-metrics needs, and notes the very step where a worker's loss is no longer finite or explodes.
-Everything random is a function of (seed, step, worker), so the carry is all a checkpoint holds.
-
-On one device the loop leaves at that step. Workers on a mesh learn of each other's losses only
-between chunks: inside one nothing travels but the algorithm's own messages.
+The carry of a step notes what a row of metrics needs, and the very step where a worker's loss is no
+longer finite or explodes. Everything random is a function of (seed, step, worker), so the carry is
+all a checkpoint holds.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from decomp import mapping as mappings
-from decomp import metrics
 from decomp.base import PyTree
-from decomp.data import batches
-from decomp.data.partition import Partition
-from decomp.keys import fold_in
-from decomp.simulate import Simulation, State, simulate
+from decomp.engine import mapping as mappings
+from decomp.engine.cpu.keys import fold_in
+from decomp.engine.simulation import Simulation, State, simulate
 from decomp.tasks import Task
+from decomp.tasks.data import batches
+from decomp.tasks.data.partition import Partition
+from decomp.training import metrics
+from decomp.training.evaluation import Batched
 
 OBSERVED = 8
 """Diagnostics of messages take time: every so many steps are enough."""
-
-WIDE: dict[str, str | bool] = {'xla_cpu_prefer_vector_width': '512'}
-"""XLA uses half of a vector register where it could use 512 bits: random numbers take longer."""
 
 
 class Totals(NamedTuple):
@@ -83,8 +78,8 @@ class Data(NamedTuple):
   """
 
   train: PyTree
-  test: _Batched
-  worker_test: _Batched
+  test: Batched
+  worker_test: Batched
 
 
 class Sampling(NamedTuple):
@@ -96,97 +91,38 @@ class Sampling(NamedTuple):
   replacement: bool = False
 
 
-class Run:
-  """One run's compiled functions: `start`, `advance`, `outcome`, `measure` and `reset`."""
+class Steps:
+  """One run's arithmetic, as pure functions of arrays: `start`, `step` and `measure`.
+
+  Nothing here asks for the value of the algorithm's numbers, of the seed or shards, so that `vmap`
+  can make many runs of it, see `decomp.training.program`.
+
+  Args:
+    task: what is trained.
+    sim: the algorithm on its topology.
+    sampling: how batches are drawn.
+    seed: of everything random.
+    mapping: how the gradients of all workers are computed, see `decomp.mapping`.
+    mesh: the devices that share the workers; None for one.
+    own_examples: whether `train` holds each worker's own examples, [n, longest, ...].
+  """
 
   def __init__(
     self,
     task: Task,
     sim: Simulation,
     sampling: Sampling,
-    seed: int,
+    seed: Any,
     mapping: str,
-    worker_examples: int,
+    mesh: Mesh | None = None,
+    own_examples: bool = False,
   ):
     self.task, self.sim, self.sampling, self._seed = task, sim, sampling, seed
-    self._params, self._model_state = begin = initial(task, seed)
-    self.bytes_per_step = sim.bytes_per_step(self._params)
-    n = sim.topology.num_workers
-    if mapping == 'devices' and not sim.mesh and n % jax.local_device_count():
-      raise ValueError(
-        f"mapping='devices': {n} workers cannot be split over {jax.local_device_count()} devices "
-        "evenly; use 'scan' or 'auto'"
-      )
-    if mapping == 'auto':
-      mapping = choose_mapping(task, begin, n, sampling.batch_size)
-    mesh = sim.mesh or (mappings.local_mesh() if mapping == 'devices' else None)
-    self.steps = Steps(task, sim, sampling, mapping, mesh)
-    everywhere: Any = NamedSharding(mesh, PartitionSpec()) if mesh else None
-    split: Any = NamedSharding(mesh, PartitionSpec('worker')) if mesh else None
-    if self.steps.own_examples:
-      train = {name: _of_workers(x, sampling.shards, split) for name, x in task.train.items()}
-    else:
-      train = {name: _place(x, everywhere) for name, x in task.train.items()}
-    tests = batched_tests(task, worker_examples)
-    self._data = Data(train, *jax.tree.map(lambda x: _place(x, everywhere), tests))
-    start = self.steps.start
-    carry = _shardings(jax.eval_shape(start, *begin), everywhere, split) if mesh else None
-    self._started = jax.jit(start, out_shardings=carry)
-    self._chunk: Any = jax.jit(self._advance, donate_argnums=0, out_shardings=carry)
-    self._measured = jax.jit(self.steps.measure, out_shardings=everywhere)
-    self.outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
-    self.reset = jax.jit(reset, donate_argnums=0, out_shardings=carry)
-
-  def compile(self, carry: Carry) -> None:
-    """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
-    zero = np.int32(0)
-    self._chunk = self._chunk.lower(carry, zero, zero, np.float32(0), self._data).compile(WIDE)
-
-  def advance(self, carry: Carry, until: int, row_at: int, limit: float) -> Carry:
-    """Steps up to number `until`, or on one device to the first loss that is not below `limit`."""
-    return self._chunk(carry, np.int32(until), np.int32(row_at), np.float32(limit), self._data)
-
-  def measure(self, carry: Carry) -> dict[str, float]:
-    """The metrics of a row that come from the device."""
-    return {name: float(value) for name, value in self._measured(carry, self._data).items()}
-
-  def start(self) -> Carry:
-    """The carry before the first step."""
-    return self._started(self._params, self._model_state)
-
-  def _advance(
-    self, carry: Carry, until: jax.Array, row_at: jax.Array, limit: jax.Array, data: Data
-  ) -> Carry:
-    keys = step_keys(self._seed)
-    watch = self.sim.mesh is None
-
-    def going(carry: Carry) -> jax.Array:
-      return (carry.state.round < until) & (~carry.failed.any() if watch else True)
-
-    def step(carry: Carry) -> Carry:
-      return self.steps.step(keys, row_at, limit, data.train, carry)
-
-    return jax.lax.while_loop(going, step, carry)
-
-
-class Steps:
-  """One run's arithmetic, as pure functions of arrays: `start`, `step` and `measure`.
-
-  Nothing here asks for the value of the algorithm's numbers, of keys or shards, so that `vmap` can
-  make many runs of it, see `decomp.sweep`.
-  """
-
-  def __init__(
-    self, task: Task, sim: Simulation, sampling: Sampling, mapping: str, mesh: Mesh | None = None
-  ):
-    self.task, self.sim, self.sampling = task, sim, sampling
-    self._mapping, self._mesh = mapping, mesh
+    self._mapping, self._mesh, self._own_examples = mapping, mesh, own_examples
     # Left to itself, the compiler would give every device the messages of all workers.
     self._exchange = simulate(sim.algorithm, sim.topology, mesh) if mesh else sim
     self._num_workers = sim.topology.num_workers
     self.gradients = self._in_turn(mappings.lift(self._worker_gradient, mapping, mesh))
-    # A worker that is dealt other examples every epoch needs access to all of them.
-    self.own_examples = sim.mesh is not None and not sampling.reshuffle
 
   def start(self, params: PyTree, model_state: PyTree) -> Carry:
     """The carry before the first step."""
@@ -196,10 +132,14 @@ class Steps:
     nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
     return Carry(state, model_state, _no_totals(n), *nothing)
 
+  def keys(self) -> jax.Array:
+    """The keys of batches, losses and the algorithm; each step folds its number in."""
+    return _keys(self._seed)[1:]
+
   def step(
     self, keys: jax.Array, row_at: jax.Array, limit: jax.Array, train: PyTree, carry: Carry
   ) -> Carry:
-    """One step of all workers, its losses compared with `limit`; see `step_keys` for keys."""
+    """One step of all workers, its losses compared with `limit`; `keys` are `self.keys()`."""
     data_key, loss_key, step_key = keys
     step, workers = carry.state.round, jnp.arange(self._num_workers)
     chosen = jax.vmap(lambda worker: self.sample(data_key, step, worker))(workers)
@@ -239,7 +179,7 @@ class Steps:
   def sample(self, key: jax.Array, step: jax.Array, worker: jax.Array) -> jax.Array:
     """The positions of a batch in the dataset, or among the worker's own examples."""
     shards, batch_size, reshuffle, replacement = self.sampling
-    if self.own_examples:
+    if self._own_examples:
       places = np.broadcast_to(np.arange(shards.indices.shape[1]), shards.indices.shape)
       shards = shards._replace(indices=places)
     return batches.sample(
@@ -248,7 +188,7 @@ class Steps:
 
   def pick(self, train: PyTree, chosen: jax.Array) -> PyTree:
     """The examples at these positions."""
-    if not self.own_examples:
+    if not self._own_examples:
       return jax.tree.map(lambda x: x[chosen], train)
     pick = mappings.lift(lambda own, rows: jax.tree.map(lambda x: x[rows], own), 'vmap', self._mesh)
     return pick(train, chosen)
@@ -278,7 +218,7 @@ class Steps:
     }
 
   def _evaluate(
-    self, params: PyTree, model_state: PyTree, test: _Batched, worker_test: _Batched
+    self, params: PyTree, model_state: PyTree, test: Batched, worker_test: Batched
   ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """Metrics of the mean model, and of each worker, [n]."""
     mean = metrics.mean_over_workers((params, model_state))
@@ -292,7 +232,7 @@ class Steps:
 
   def _in_turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Where workers are scanned, so are the runs of a sweep: `vmap` would undo the scan's gain."""
-    return sequential_vmap(function) if self._mapping == 'scan' else function
+    return function if self._mapping == 'vmap' else sequential_vmap(function)
 
 
 def initial(task: Task, seed: int) -> tuple[PyTree, PyTree]:
@@ -303,70 +243,43 @@ def initial(task: Task, seed: int) -> tuple[PyTree, PyTree]:
   return jax.device_get(jax.jit(task.init)(_keys(seed)[0]))
 
 
-def step_keys(seed: Any) -> jax.Array:
-  """The keys of batches, losses and the algorithm; each step folds its number in."""
-  return _keys(seed)[1:]
-
-
 def _keys(seed: Any) -> jax.Array:
   return jax.random.split(jax.random.key(seed), 4)
 
 
 def choose_mapping(
-  task: Task, start: PyTree, num_workers: int, batch_size: int, num_devices: int | None = None
-) -> str:
-  """The fastest mapping for the gradients of the task, whose `start` is `initial`'s."""
+  task: Task, start: PyTree, num_workers: int, batch_size: int, mapping: str, mesh: Mesh | None
+) -> tuple[str, Mesh | None]:
+  """How gradients are computed, the fastest way if `mapping` is 'auto', and on which devices.
 
-  def shapes(key: jax.Array) -> PyTree:
-    params, model_state = jax.tree.map(lambda x: jnp.zeros((num_workers, *x.shape), x.dtype), start)
+  Args:
+    task: what is trained.
+    start: one worker's parameters and model state.
+    num_workers: n.
+    batch_size: of each worker.
+    mapping: 'auto', or one of `decomp.mapping.MAPPINGS`.
+    mesh: where messages are exchanged; None if that is only simulated.
+  """
+  if mapping == 'auto':
+    params, model_state = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, start))
     batch = {
-      name: jnp.zeros((num_workers, batch_size, *x.shape[1:]), x.dtype)
+      name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype)
       for name, x in task.train.items()
     }
-    return params, model_state, batch, jax.random.split(key, num_workers)
-
-  gradient = jax.grad(task.loss, has_aux=True)
-  examples = jax.eval_shape(shapes, jax.random.key(0))
-  return mappings.choose(gradient, *examples, num_devices=num_devices)
-
-
-def batched_tests(task: Task, worker_examples: int) -> tuple[_Batched, _Batched]:
-  """The test examples for the mean model, and the first few of them for single workers."""
-  if not len(next(iter(task.test.values()), ())):
-    raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
-  some = {name: x[:worker_examples] for name, x in task.test.items()}
-  return _Batched.of(task.test, size=100), _Batched.of(some, size=100)
+    one = params, model_state, batch, jax.eval_shape(lambda: jax.random.key(0))
+    everyone = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_workers, *x.shape), x.dtype), one)
+    mapping = mappings.choose(jax.grad(task.loss, has_aux=True), *everyone)
+  elif mapping == 'devices' and not mesh and num_workers % jax.local_device_count():
+    raise ValueError(
+      f"mapping='devices': {num_workers} workers cannot be split over {jax.local_device_count()} "
+      "devices evenly; use 'scan' or 'auto'"
+    )
+  return mapping, mesh or (mappings.local_mesh() if mapping == 'devices' else None)
 
 
 def reset(carry: Carry) -> Carry:
   """The carry with sums over no steps, after a row."""
   return carry._replace(totals=_no_totals(len(carry.losses)))
-
-
-class _Batched(NamedTuple):
-  """Test examples cut into batches of one size, the last one filled up and masked."""
-
-  examples: PyTree
-  mask: Any
-
-  @classmethod
-  def of(cls, examples: Mapping[str, np.ndarray], size: int) -> _Batched:
-    total = len(next(iter(examples.values())))
-    size = min(size, total)
-    rows = np.arange(-(-total // size) * size)
-    cut = {
-      name: values[np.minimum(rows, total - 1)].reshape(-1, size, *values.shape[1:])
-      for name, values in examples.items()
-    }
-    return cls(cut, (rows < total).reshape(-1, size).astype(np.float32))
-
-  def mean(self, evaluate: Callable[[PyTree], dict[str, jax.Array]]) -> dict[str, jax.Array]:
-    """The mean of every metric over all examples, each counted once."""
-    sums = jax.lax.map(
-      lambda part: {k: (v * part[1]).sum() for k, v in evaluate(part[0]).items()},
-      (self.examples, self.mask),
-    )
-    return {name: value.sum() / self.mask.sum() for name, value in sums.items()}
 
 
 def _no_totals(num_workers: int) -> Totals:
@@ -378,27 +291,6 @@ def _no_totals(num_workers: int) -> Totals:
 def below(losses: Any, limit: Any) -> Any:
   """Which losses are finite and below `limit`; NaN compares false."""
   return (losses > -np.inf) & (losses < limit)
-
-
-def _place(x: Any, sharding: NamedSharding | None) -> jax.Array:
-  """An array of the host on devices; each process takes what its own devices need."""
-  if sharding is None:
-    return jnp.asarray(x)
-  return jax.make_array_from_callback(np.shape(x), sharding, lambda index: x[index])
-
-
-def _of_workers(x: np.ndarray, shards: Partition, split: NamedSharding) -> jax.Array:
-  """Examples [N, ...] as [n, longest, ...]; a process reads those of its own workers only."""
-
-  def rows(index: Any) -> np.ndarray:
-    return x[np.maximum(shards.indices[index[0]], 0)]
-
-  return jax.make_array_from_callback((*shards.indices.shape, *x.shape[1:]), split, rows)
-
-
-def _shardings(carry: Carry, everywhere: NamedSharding, split: NamedSharding) -> Carry:
-  """Everything with a worker axis is split over the mesh; single numbers are everywhere."""
-  return jax.tree.map(lambda x: split if x.ndim else everywhere, carry)
 
 
 def _reported(info: Any, field: str) -> jax.Array:

@@ -30,8 +30,7 @@ from absl import app, flags
 
 import decomp
 from decomp import algorithms, compressors, models, tasks, topology
-from experiments import output, report, settings
-from experiments.benchmark_programs import (
+from experiments.benchmark.programs import (
   Training,
   by_hand,
   loop,
@@ -39,7 +38,8 @@ from experiments.benchmark_programs import (
   quantized,
   synthetic_images,
 )
-from experiments.torch_loop import torch_loop
+from experiments.benchmark.torch_loop import torch_loop
+from experiments.common import output, report, settings
 
 GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
 ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
@@ -253,8 +253,8 @@ def memory() -> Iterator[Row]:
     parts = [] if name == 'd_psgd' else [compressors.stochastic_quantizer(8)]
     algorithm = getattr(algorithms, name)(optax.sgd(0.1), *parts, **options)
     training = Training(mlp_task(n), n, 16, algorithm)
-    used = training.run._chunk.memory_analysis()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(training.run._params))
+    used = training.program.loop.memory_analysis()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(training.begin[0]))
     inside = used.temp_size_in_bytes + used.alias_size_in_bytes
     yield Row('memory', f'MLP, n = {n}: {name}, model copies per worker', inside / size / n)
 

@@ -13,7 +13,9 @@ import optax
 
 import decomp
 from decomp import algorithms, compressors, data, models, tasks, topology
-from decomp.run import WIDE, Run, Sampling
+from decomp.engine import cpu
+from decomp.training.one_run import one_run
+from decomp.training.steps import Carry, Sampling, initial
 
 
 def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Callable[[], Any]:
@@ -23,7 +25,7 @@ def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Calla
   """
   carry = [jax.tree.map(jnp.copy, start)]
   many = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry), donate_argnums=0)
-  run = many.lower(*carry).compile(WIDE)
+  run = many.lower(*carry).compile(cpu.OPTIONS)
 
   def program() -> Any:
     carry[0] = run(carry[0])
@@ -61,22 +63,28 @@ class Training:
   def __init__(self, task: decomp.Task, n: int, batch_size: int, algorithm: decomp.Algorithm):
     shards = data.partition.iid(task.train['label'], n)
     sim = decomp.simulate(algorithm, topology.ring(n))
-    self.run = Run(task, sim, Sampling(shards, batch_size), 0, 'auto', 10)
+    self.begin = initial(task, 0)
+    sampling = Sampling(shards, batch_size)
+    self.program = one_run(task, sim, sampling, 0, self.begin, 'auto', worker_examples=10)
     self.task, self.n, self.batch_size = task, n, batch_size
-    carry = self.run.start()
-    self._model_state = carry.model_state
+    self._model_state = self.start().model_state
     began = time.perf_counter()
-    self.run.compile(carry)
+    self.program.compile()
     self.compile_seconds = time.perf_counter() - began
+
+  def start(self) -> Carry:
+    """The carry before the first step."""
+    return self.program.start(None, self.begin)
 
   def steps(self, count: int) -> Callable[[], Any]:
     """Whole steps: batches, gradients, algorithm and sums."""
-    carries = [self.run.start()]
+    carries, known = [self.start()], np.zeros(1, bool)
+    limit = np.full(1, np.inf, np.float32)
 
     def program() -> Any:
       carry = carries.pop()
       until = int(carry.state.round) + count
-      carries.append(self.run.advance(carry, until, until, np.inf))
+      carries.append(self.program.advance(carry, None, until, until, limit, known))
       return carries[0].losses
 
     return program
@@ -87,7 +95,7 @@ class Training:
     def step(number: jax.Array, params: Any) -> Any:
       return optax.tree.add_scale(params, -0.01, self._gradients(number, params))
 
-    return loop(step, self.run.start().state.params, count)
+    return loop(step, self.start().state.params, count)
 
   def uncompressed(self, count: int) -> Callable[[], Any]:
     """DCD on a ring without compression, written out for stacked workers."""
@@ -98,7 +106,7 @@ class Training:
       change = jax.tree.map(lambda z: (jnp.roll(z, 1, 0) + jnp.roll(z, -1, 0) - 2 * z) / 3, z)
       return optax.tree.add(params, z), optax.tree.add(pull, change)
 
-    params = self.run.start().state.params
+    params = self.start().state.params
     return loop(step, (params, optax.tree.zeros_like(params)), count)
 
   def plain(self, count: int) -> Callable[[], Any]:
@@ -124,11 +132,11 @@ class Training:
 
   def _gradients(self, number: jax.Array, params: Any) -> Any:
     """Everyone's gradients in step `number`, as training takes them."""
-    steps, everyone = self.run.steps, jnp.arange(self.n)
+    steps, everyone = self.program.steps_of(None), jnp.arange(self.n)
     keys = jax.random.split(jax.random.key(0), 2)
     chosen = jax.vmap(lambda w: steps.sample(keys[0], number, w))(everyone)
     losses = jax.vmap(lambda w: jax.random.fold_in(keys[1], w))(everyone)
-    batch = steps.pick(self.run._data.train, chosen)
+    batch = steps.pick(self.program.data.train, chosen)
     return steps.gradients(params, self._model_state, batch, losses)[1]
 
 

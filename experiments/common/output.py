@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 import decomp
-from decomp import processes, theory
-from experiments import settings
+from decomp import theory
+from decomp.training import processes
+from experiments.common import settings
 
 Writer = Callable[[Mapping[str, Any]], None]
 

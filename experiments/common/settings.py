@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 import decomp
 from decomp import algorithms, compressors, cost, models, schedules, spec, tasks, topology
-from decomp.data import Partition, partition
+from decomp.tasks.data import Partition, partition
 
 IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
 

@@ -1,11 +1,11 @@
 """Datasets, their division among workers, and batches drawn inside jit."""
 
-from decomp.data import batches, partition
-from decomp.data.corpus import text
-from decomp.data.dataset import Dataset
-from decomp.data.images import digits, tfds_images
-from decomp.data.partition import Partition
-from decomp.data.synthetic import (
+from decomp.tasks.data import batches, partition
+from decomp.tasks.data.corpus import text
+from decomp.tasks.data.dataset import Dataset
+from decomp.tasks.data.images import digits, tfds_images
+from decomp.tasks.data.partition import Partition
+from decomp.tasks.data.synthetic import (
   LogisticRegression,
   Quadratic,
   logistic_regression,

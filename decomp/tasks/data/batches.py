@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from decomp import keys
-from decomp.data.partition import Partition
+from decomp.engine.cpu import keys
+from decomp.tasks.data.partition import Partition
 
 _ROUNDS = 24
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from decomp.data.dataset import Dataset
+from decomp.tasks.data.dataset import Dataset
 
 VOCABULARY = '\n' + ''.join(map(chr, range(32, 127)))  # printable ASCII: the same everywhere
 _ASCII = str.maketrans('‘’“”–—', '\'\'""--')

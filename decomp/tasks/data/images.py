@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from decomp.data.dataset import Dataset
+from decomp.tasks.data.dataset import Dataset
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from decomp.data.dataset import Dataset
+from decomp.tasks.data.dataset import Dataset
 
 
 class Quadratic(NamedTuple):

@@ -4,10 +4,10 @@ Every factory returns a module to be called as
 ``module.apply(variables, inputs, train=..., mutable=...)``; it gives float32 logits.
 """
 
-from decomp.models.cnn import cnn
-from decomp.models.dense import mlp, softmax_regression
-from decomp.models.resnet import resnet, resnet8, resnet20
-from decomp.models.transformer import char_transformer
+from decomp.tasks.models.cnn import cnn
+from decomp.tasks.models.dense import mlp, softmax_regression
+from decomp.tasks.models.resnet import resnet, resnet8, resnet20
+from decomp.tasks.models.transformer import char_transformer
 
 __all__ = [
   'char_transformer',

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from decomp.models.conv import Conv
+from decomp.tasks.models.conv import Conv
 
 
 class Cnn(nn.Module):

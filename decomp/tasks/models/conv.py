@@ -1,113 +1,13 @@
-"""A 2-D convolution whose gradient stays fast inside loops on CPU.
-
-Inside a loop body (``lax.scan``, ``lax.map``) XLA:CPU runs the two convolutions of the usual
-gradient in layouts that its fast kernels do not take, many times slower than outside the loop.
-:func:`conv` has a hand-written gradient whose convolutions are all NHWC/HWIO, like the forward
-one, so that workers can be scanned one after another at full speed.
-"""
+"""A convolution as a flax module, whose gradient is fast on CPU too."""
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from decomp.loops import once
-
-Pair = tuple[int, int]
-Padding = str | Sequence[Pair]
-
-
-def conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: Padding) -> jax.Array:
-  r"""2-D convolution with a gradient in canonical form.
-
-  With stride s, low padding p and cotangent g, the value and its two gradients are
-
-  .. math::
-    y_{nio} &= \sum_{ac} x_{n,\, si + a - p,\, c}\, k_{aco} \\
-    dx_{njc} &= \sum_{ao} g_{n,\, (j + p - a)/s,\, o}\, k_{aco} \\
-    dk_{aco} &= \sum_{ni} x_{n,\, si + a - p,\, c}\, g_{nio}
-
-  (one spatial axis shown; a, i and j are positions). So dx is a convolution of g, dilated by s,
-  with the kernel flipped and its channels swapped; dk is a convolution of x, with batch and
-  channels swapped, with g, dilated by s, as the kernel. Reverse mode only.
-
-  Args:
-    x: Inputs [batch, height, width, in].
-    kernel: Weights [height, width, in, out].
-    strides: Step between outputs along height and width.
-    padding: 'SAME', 'VALID', or ((low, high), (low, high)) for height and width.
-
-  Returns:
-    Outputs [batch, height, width, out].
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> conv(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 1)), (1, 1), 'VALID')[0, :, :, 0]
-    Array([[9., 9.],
-           [9., 9.]], dtype=float32)
-  """
-  if isinstance(padding, str):
-    padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-  return _conv(x, kernel, tuple(strides), tuple((low, high) for low, high in padding))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _conv(x: jax.Array, kernel: jax.Array, strides: Pair, padding: tuple[Pair, ...]) -> jax.Array:
-  return _convolve(x, kernel, padding, strides)
-
-
-def _forward(x, kernel, strides, padding):
-  return _conv(x, kernel, strides, padding), (x, kernel)
-
-
-def _backward(strides, padding, residuals, g):
-  x, kernel = residuals
-  return (
-    _input_gradient(g, kernel, x.shape, strides, padding),
-    _kernel_gradient(x, g, kernel.shape, strides, padding),
-  )
-
-
-_conv.defvjp(_forward, _backward)
-
-
-def _convolve(x, kernel, padding, strides=(1, 1), **dilations):
-  # By this layout of all its convolutions mapping.choose knows that a function is fast in a loop.
-  layout = ('NHWC', 'HWIO', 'NHWC')
-  return lax.conv_general_dilated(
-    x, kernel, strides, padding, dimension_numbers=layout, **dilations
-  )
-
-
-def _input_gradient(g, kernel, shape, strides, padding):
-  flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-  low = [size - 1 - p for size, (p, _) in zip(flipped.shape[:2], padding, strict=True)]
-  pads = _pads_to(shape[1:3], _dilated(g.shape[1:3], strides), flipped.shape[:2], low)
-  return _convolve(g, flipped, pads, lhs_dilation=strides)
-
-
-def _kernel_gradient(x, g, shape, strides, padding):
-  # In two steps: images are powers of two apart in memory, and a loop that reads one number of each
-  # in turn finds them all in the same few lines of the cache.
-  swapped = once(lambda x: x.transpose(1, 2, 0, 3), x).transpose(3, 0, 1, 2)
-  low = [p for p, _ in padding]
-  pads = _pads_to(shape[:2], x.shape[1:3], _dilated(g.shape[1:3], strides), low)
-  gradient = _convolve(swapped, g.transpose(1, 2, 0, 3), pads, rhs_dilation=strides)
-  return gradient.transpose(1, 2, 0, 3)
-
-
-def _dilated(sizes, strides):
-  return [(size - 1) * stride + 1 for size, stride in zip(sizes, strides, strict=True)]
-
-
-def _pads_to(out_sizes, in_sizes, kernel_sizes, low):
-  """Pads that start at `low` and give outputs of `out_sizes`; negative ones cut."""
-  sizes = zip(out_sizes, in_sizes, kernel_sizes, low, strict=True)
-  return tuple((p, out + k - 1 - size - p) for out, size, k, p in sizes)
+from decomp.engine.cpu.convolution import Padding, Pair, conv
 
 
 def _he_normal(key: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -117,7 +17,7 @@ def _he_normal(key: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 class Conv(nn.Module):
-  """Like `flax.linen.Conv` in two dimensions, with the same parameters, through :func:`conv`.
+  """Like `flax.linen.Conv` in two dimensions, with the same parameters, through `conv`.
 
   The kernel starts with variance 2 / (height * width * in), for ReLU (He et al., 2015,
   arXiv:1502.01852), the bias with zeros.

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from decomp.models.conv import Conv
+from decomp.tasks.models.conv import Conv
 
 
 class ResNet(nn.Module):

@@ -1,6 +1,6 @@
 r"""DCD or ECD? Two papers disagree: shows by experiment that the quantizer decides, and where.
 
-  python -m experiments.disagreement --output=runs/disagreement
+  python -m experiments.studies.disagreement --output=runs/disagreement
 
 Tang et al. (2018) find that ECD survives aggressive compression and DCD does not; Koloskova et al.
 (2020) find ECD the weaker one. This runs dcd_psgd and ecd_psgd with five families of quantizers
@@ -10,15 +10,15 @@ from 8 bits down to 2 (the L2 norm from 16), on rings of 8 and 16, on
   digits     a multi-layer perceptron on handwritten digits, as in flags/demo.flags
 
 with four seeds each, and compares the loss at the end with that of d_psgd. What theory says is
-computed beforehand, by the formulas of experiments.disagreement_theory. Two of the families are
-the same fixed grid with different limits: the largest message that DCD would send in a run
+computed beforehand, by the formulas of theory.py beside this file. Two of the families are the
+same fixed grid with different limits: the largest message that DCD would send in a run
 without compression, and the largest that ECD would. Further runs look closer at where DCD ends,
 at the limit of a fixed grid, and at step sizes that fall, momentum and weight decay.
 
 Quantizers are those of decomp.compressors with dither='hash'.
 
 Prints a line for each run, and writes results.json and plot.png; results.json grows while it runs.
-experiments/disagreement.md tells what was found.
+experiments/studies/disagreement/README.md tells what was found.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 
 from absl import app, flags
 
-from experiments import output, report, settings
-from experiments.disagreement_bench import ALGORITHMS, FAMILIES, Bench, Plan, Row, Setting
-from experiments.disagreement_runs import BOTH, BUCKET, Digits, Lab, Quadratics
+from experiments.common import output, report, settings
+from experiments.studies.disagreement.bench import ALGORITHMS, FAMILIES, Bench, Plan, Row, Setting
+from experiments.studies.disagreement.runs import BOTH, BUCKET, Digits, Lab, Quadratics
 
 flags.declare_key_flag('output')
 flags.declare_key_flag('seed')
@@ -185,10 +185,10 @@ def least_bits(rows: Sequence[Row]) -> str:
 
 def draw(path: Path) -> None:
   """Writes plot.png, from results.json."""
-  from experiments import disagreement_plot
+  from experiments.studies.disagreement import plot  # here, for matplotlib
 
   found = json.loads((path / 'results.json').read_text())
-  output.save_plot(disagreement_plot.figure(found), path / 'plot.png')
+  output.save_plot(plot.figure(found), path / 'plot.png')
 
 
 def _line(row: Row) -> str:

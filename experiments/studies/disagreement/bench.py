@@ -1,4 +1,4 @@
-"""The bench of `experiments.disagreement`: what is run with a quantizer, and what is expected."""
+"""The bench of the study: what is run with a quantizer, and what is expected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import optax
 
 from decomp.base import PyTree
-from experiments import disagreement_theory as theory
-from experiments.disagreement_runs import (
+from experiments.studies.disagreement import theory
+from experiments.studies.disagreement.runs import (
   BUCKET,
   BUCKETS,
   FIXED,

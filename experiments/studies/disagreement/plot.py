@@ -1,4 +1,4 @@
-"""The figure of `experiments.disagreement`, from its results.json."""
+"""The figure of `experiments.studies.disagreement`, from its results.json."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from decomp import spec, topology
-from decomp.algorithms.common import noise_gain
-from experiments import disagreement_theory as theory
-from experiments.disagreement_runs import BOTH
+from decomp.theory.rules.common import noise_gain
+from experiments.studies.disagreement import theory
+from experiments.studies.disagreement.runs import BOTH
 
 Row = dict[str, Any]
 

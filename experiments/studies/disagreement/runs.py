@@ -1,4 +1,4 @@
-"""The runs of `experiments.disagreement`: two problems, and one program for all quantizers."""
+"""The runs of the study: two problems, and one program for all quantizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from decomp import algorithms, data, metrics, tasks, topology, tree
 from decomp.base import Compressor, PyTree
 from decomp.compressors.common import safe_divide
 from decomp.compressors.rounding import stochastic_round
-from decomp.data import batches
+from decomp.tasks.data import batches
 
 BATCH_SIZE = 16
 BOTH = 'momentum, weight decay'

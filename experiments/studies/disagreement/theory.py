@@ -1,6 +1,6 @@
 """What DCD and ECD should do with a quantizer, by formula: nothing here is fitted to a run.
 
-Every quantizer of `experiments.disagreement` rounds at random to a uniform grid. They differ in one
+Every quantizer of this study rounds at random to a uniform grid. They differ in one
 number, the cell Δ of the grid over the root mean square of what is rounded: √d/s for the L2 norm,
 about √(2 ln 2d)/s for the largest of d elements, limit/(s rms) for a fixed grid, with s levels a
 side. That number gives α², and α² decides.

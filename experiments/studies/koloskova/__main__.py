@@ -1,6 +1,6 @@
 r"""Runs the table of Koloskova et al. (ICLR 2020): DCD, ECD and CHOCO, compressor by compressor.
 
-  python -m experiments.koloskova --flagfile=experiments/flags/koloskova_short.flags
+  python -m experiments.studies.koloskova --flagfile=experiments/flags/koloskova_short.flags
 
 Their setting is ResNet-20 on CIFAR-10 for 300 epochs (arXiv 1907.09356, table 1); the flags say
 which task is used here, and --optimizer holds the name learning_rate. As theirs, learning rates are
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 import decomp
-from experiments import output, report, settings
+from experiments.common import output, report, settings
 
 LEARNING_RATES = flags.DEFINE_list(
   'learning_rates', ['0.05', '0.01', '0.002'], 'What learning_rate in --optimizer stands for.'

@@ -1,6 +1,6 @@
 r"""Measures the linear speed-up: the error after T steps of n workers, which falls as 1/sqrt(nT).
 
-  python -m experiments.linear_speedup --output=runs/linear_speedup
+  python -m experiments.studies.linear_speedup --output=runs/linear_speedup
 
 The problem is robust regression, smooth and not convex, with its examples dealt out to the workers
 of a ring, and one of them in each stochastic gradient. The error is that of the paper's theorems,
@@ -38,8 +38,8 @@ from absl import app, flags
 
 import decomp
 from decomp import algorithms, compressors, metrics, spec, topology
-from decomp.data import partition
-from experiments import output, report, settings
+from decomp.tasks.data import partition
+from experiments.common import output, report, settings
 
 flags.declare_key_flag('output')
 flags.declare_key_flag('seed')

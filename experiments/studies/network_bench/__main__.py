@@ -5,7 +5,7 @@ switch (Linux, root). The links' bandwidth is set with tc tbf, their latency wit
 the kernel has none, by a process that holds packets back. Steps hold no gradient work: what is
 measured is compressing, exchanging and mixing. For example:
 
-  python -m experiments.network_bench --bandwidths=1000,100,20 --latencies=0.1,5 \
+  python -m experiments.studies.network_bench --bandwidths=1000,100,20 --latencies=0.1,5 \
     --algorithm=d_psgd --algorithm='dcd_psgd(stochastic_quantizer(4))'
 
 Results go to one folder: results.json (a row for each measurement) and plot.png. Bytes are those
@@ -31,8 +31,10 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
-from experiments import network_worker, output, report, settings, shaped_network
-from experiments.shaped_network import ShapedNetwork
+from experiments.common import output, report, settings
+from experiments.studies.network_bench import shaped_network
+from experiments.studies.network_bench.shaped_network import ShapedNetwork
+from experiments.studies.network_bench.worker import build_algorithm
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',
@@ -81,7 +83,7 @@ class Workers:
 
   def __enter__(self) -> Workers:
     n = self._network.num_workers
-    command = [sys.executable, '-m', 'experiments.network_worker']
+    command = [sys.executable, '-m', 'experiments.studies.network_bench.worker']
     with contextlib.ExitStack() as stack:
       self._log = stack.enter_context(tempfile.TemporaryFile('w+'))
       self._processes: list[Any] = []
@@ -130,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
   try:
     links = [Link(b, ms) for ms in _numbers(LATENCIES) for b in _numbers(BANDWIDTHS)]
     for text in ALGORITHM.value:
-      network_worker.build_algorithm(text)
+      build_algorithm(text)
     if problem := shaped_network.problem():
       print(f'nothing measured: {problem}')
       return

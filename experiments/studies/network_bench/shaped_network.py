@@ -39,7 +39,7 @@ LEAST_DELAY = 0.5
 
 _TUN = '/dev/net/tun'
 _QUEUE = 8_000_000  # bytes a link may hold back: more than all messages of a step, so none is lost
-_THIS_PROGRAM = [sys.executable, '-m', 'experiments.shaped_network']
+_THIS_PROGRAM = [sys.executable, '-m', 'experiments.studies.network_bench.shaped_network']
 _TRIAL = """
 ip link add port0 type veth peer name eth0
 ip link add switch type bridge

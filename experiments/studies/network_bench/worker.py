@@ -1,4 +1,4 @@
-"""One worker of experiments.network_bench, which starts it: not a program to run by hand.
+"""One worker of experiments.studies.network_bench, which starts it: not a program to run by hand.
 
 It reads lines of JSON and answers each with a line of JSON. The first line says who it is; each
 following one names an algorithm, a number of steps and of repeats. It ends when its input does.

@@ -1,14 +1,14 @@
 r"""Figures 2 and 3 of Tang et al. (2018): finished runs against time on the networks of the paper.
 
   python -m experiments.compare --flagfile=experiments/flags/figure2_short.flags --output=runs/fig2
-  python -m experiments.paper_networks --runs=runs/fig2 \
-      --measured=experiments/results/network_bench/results.json
+  python -m experiments.studies.paper_networks --runs=runs/fig2 \
+      --measured=experiments/studies/network_bench/results/results.json
 
 Loss per epoch (2a), and against the time that decomp.cost predicts on the paper's best network
 (2b), with high latency (2c) and with low bandwidth (2d); and the seconds of an epoch against
 bandwidth and latency (3a to 3d). Seconds of a gradient (--compute) and of compression are measured
-on this machine unless given. --measured adds the steps that experiments.network_bench has measured
-on real links, as points. Results go to one folder: plot.png and results.json.
+on this machine unless given. --measured adds the steps that the study network_bench has
+measured on real links, as points. Results go to one folder: plot.png and results.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from absl import app, flags
 
 import decomp
 from decomp import cost, plots
-from experiments import output, plan, report, settings
+from experiments import plan
+from experiments.common import output, report, settings
 
 flags.declare_key_flag('runs')
 flags.declare_key_flag('compute')
@@ -110,14 +111,14 @@ def read(folder: Path) -> tuple[list[decomp.Algorithm], settings.Setup, Historie
 
 
 def read_measured(path: Path, setup: settings.Setup) -> Measured:
-  """The rows of experiments.network_bench, whose messages must be about as long as the task's."""
+  """The rows of the study network_bench, whose messages must be about as long as the task's."""
   rows, config = plan.read_json(path), plan.read_json(path.with_name('config.json'))
   params, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
   size = sum(leaf.size for leaf in jax.tree.leaves(params))
   if abs(config['size'] / size - 1) > TOLERANCE:
     raise ValueError(
       f'--measured={path} has {config["size"]} parameters and {setup.task.name} has {size}: run '
-      f'experiments.network_bench --size={size}'
+      f'experiments.studies.network_bench --size={size}'
     )
   found: dict[str, list[tuple[cost.Links, float]]] = {}
   for row in rows:

@@ -1,6 +1,6 @@
 r"""Checks the verdicts of decomp.theory against what happens, on a grid of runs to the end.
 
-  python -m experiments.verdicts --output=runs/verdicts
+  python -m experiments.studies.verdicts --output=runs/verdicts
 
 Each cell is an algorithm with a compressor on a topology. Its verdict is asked for first, then it
 is run for STEPS steps on quadratics with known optimum: one for each worker, with noisy gradients
@@ -33,8 +33,8 @@ from absl import app, flags
 
 import decomp
 from decomp import algorithms, compressors, data, metrics, spec, theory, topology
-from decomp.base import Problem, Verdict
-from experiments import output, report, settings
+from decomp.theory import Problem, Verdict
+from experiments.common import output, report, settings
 
 flags.declare_key_flag('output')
 flags.declare_key_flag('seed')

@@ -1,0 +1,12 @@
+"""What is trained: data, a model and a loss, independent of any library for models.
+
+A `Task` needs only functions; the factories here make one from `decomp.data` and `decomp.models`.
+"""
+
+from decomp.tasks.builtin import classification as classification
+from decomp.tasks.builtin import digits, images, logistic_regression, quadratic, text
+from decomp.tasks.task import Batch as Batch
+from decomp.tasks.task import Task as Task
+
+# What --task can name: flags and tests go by this list.
+__all__ = ['digits', 'images', 'logistic_regression', 'quadratic', 'text']

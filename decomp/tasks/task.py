@@ -1,0 +1,34 @@
+"""A learning problem as one worker sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from decomp.base import PyTree
+
+Batch = Mapping[str, jax.Array]
+
+
+class Task(NamedTuple):
+  """A learning problem, as one worker sees it.
+
+  Attributes:
+    name: for tables, plots and checkpoints.
+    init: key -> (params, model state). Params are exchanged and must be floating point; the model
+      state (BatchNorm's statistics, or `()`) stays with its worker.
+    loss: (params, model state, batch, key) -> (loss, model state); the gradient is taken of it.
+    evaluate: (params, model state, batch) -> {metric: one value for each example}.
+    train: the training examples, arrays [N, ...]; `train['label']` [N] is what partitions go by.
+    test: the examples that `evaluate` is averaged over.
+  """
+
+  name: str
+  init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+  loss: Callable[[PyTree, PyTree, Batch, jax.Array], tuple[jax.Array, PyTree]]
+  evaluate: Callable[[PyTree, PyTree, Batch], dict[str, jax.Array]]
+  train: Mapping[str, np.ndarray]
+  test: Mapping[str, np.ndarray]

@@ -1,0 +1,47 @@
+"""Test examples, and means over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from decomp.base import PyTree
+from decomp.tasks import Task
+
+
+def batched_tests(task: Task, worker_examples: int) -> tuple[Batched, Batched]:
+  """The test examples for the mean model, and the first few of them for single workers."""
+  if not len(next(iter(task.test.values()), ())):
+    raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
+  some = {name: x[:worker_examples] for name, x in task.test.items()}
+  return Batched.of(task.test, size=100), Batched.of(some, size=100)
+
+
+class Batched(NamedTuple):
+  """Test examples cut into batches of one size, the last one filled up and masked."""
+
+  examples: PyTree
+  mask: Any
+
+  @classmethod
+  def of(cls, examples: Mapping[str, np.ndarray], size: int) -> Batched:
+    """Cuts `examples` into batches of `size`."""
+    total = len(next(iter(examples.values())))
+    size = min(size, total)
+    rows = np.arange(-(-total // size) * size)
+    cut = {
+      name: values[np.minimum(rows, total - 1)].reshape(-1, size, *values.shape[1:])
+      for name, values in examples.items()
+    }
+    return cls(cut, (rows < total).reshape(-1, size).astype(np.float32))
+
+  def mean(self, evaluate: Callable[[PyTree], dict[str, jax.Array]]) -> dict[str, jax.Array]:
+    """The mean of every metric over all examples, each counted once."""
+    sums = jax.lax.map(
+      lambda part: {k: (v * part[1]).sum() for k, v in evaluate(part[0]).items()},
+      (self.examples, self.mask),
+    )
+    return {name: value.sum() / self.mask.sum() for name, value in sums.items()}

@@ -1,0 +1,287 @@
+"""The host's side of training: rows of metrics, checkpoints, progress, Ctrl-C and divergence."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decomp.base import PyTree
+from decomp.engine.simulation import Simulation
+from decomp.training import history as histories
+from decomp.training.history import History, Row
+from decomp.training.processes import agree
+from decomp.training.program import Members, Program
+from decomp.training.progress import Progress
+from decomp.training.steps import Carry, Sampling, Totals
+
+
+class Run(NamedTuple):
+  """What the host knows of a run.
+
+  Attributes:
+    sim: the algorithm on its topology.
+    sampling: how batches are drawn.
+    bytes_per_step: what one worker sends.
+    on_row: called with every row.
+    wire_seconds: of one step's messages, on a network that is simulated; None for none.
+  """
+
+  sim: Simulation
+  sampling: Sampling
+  bytes_per_step: int
+  on_row: Callable[[Row], None]
+  wire_seconds: float | None = None
+
+  def row(self, step: int, measured: Mapping[str, float], seconds: float) -> Row:
+    """A row of metrics; before the first step there are none of steps."""
+    if step == 0:
+      measured = {k: v for k, v in measured.items() if k not in ('train_loss', *Totals._fields)}
+    row = {
+      'step': step,
+      'epoch': step * self.sampling.batch_size / float(np.mean(self.sampling.shards.lengths)),
+      **measured,
+      'bytes_sent': step * self.bytes_per_step,
+      'seconds': seconds,
+    }
+    if self.wire_seconds is not None:
+      local = seconds / self.sim.topology.num_workers
+      row['simulated_seconds'] = local + step * self.wire_seconds
+    return row
+
+
+class Checkpoints(NamedTuple):
+  """Where checkpoints go, and when.
+
+  Attributes:
+    directory: None for no checkpoints.
+    facts: what a run that is continued must share.
+    seconds: a checkpoint is written when the last one is this old.
+    resume: whether to continue from the newest one.
+    ignore: the names of facts that may differ.
+  """
+
+  directory: str | None
+  facts: Mapping[str, Any]
+  seconds: float
+  resume: bool
+  ignore: Sequence[str] = ()
+
+
+def drive(
+  program: Program,
+  members: Members | None,
+  begin: PyTree,
+  runs: Sequence[Run],
+  steps: int,
+  eval_every: int,
+  checkpoints: Checkpoints,
+  bar: Progress,
+  done: int = 0,
+) -> list[History]:
+  """Trains up to step number `steps`, one run or some side by side.
+
+  Args:
+    program: for as many members.
+    members: None for one run. There may be more than runs: copies that fill up a group.
+    begin: the parameters and model states to begin with.
+    runs: what the host knows of each.
+    steps: the length of every run.
+    eval_every: steps between two rows.
+    checkpoints: where to keep them, or to continue from.
+    bar: shows progress.
+    done: steps of earlier runs that the bar counts.
+
+  Returns:
+    The history of each run.
+  """
+  with _open(checkpoints) as checkpointer:
+    loop = _Loop(program, members, runs, checkpointer, checkpoints.seconds, bar, done)
+    loop.start(begin, checkpoints.resume)
+    return loop.run(steps, eval_every)
+
+
+class _Loop:
+  """Drives a `Program` from row to row."""
+
+  def __init__(
+    self,
+    program: Program,
+    members: Members | None,
+    runs: Sequence[Run],
+    checkpointer: Any,
+    checkpoint_seconds: float,
+    bar: Progress,
+    done: int,
+  ):
+    self._program, self._members, self._runs = program, members, runs
+    self._checkpointer, self._checkpoint_seconds = checkpointer, checkpoint_seconds
+    self._bar, self._done = bar, done
+    self._histories = [History() for _ in runs]
+    self._over = np.arange(program.size) >= len(runs)  # the copies are of no interest
+    self._saved_at = time.monotonic()
+    self._seconds = self._pace = 0.0
+    self._carry: Carry
+
+  def start(self, begin: PyTree, resume: bool) -> None:
+    """Begins at step 0, or where the newest checkpoint ends."""
+    self._carry = self._program.start(self._members, begin)
+    found = self._checkpointer.restore(self._like) if self._checkpointer else None
+    if found is None:
+      return
+    if not resume:
+      raise ValueError(
+        f'checkpoint_dir holds a run up to step {found.step} already: pass resume=True to continue '
+        'it, or choose another directory'
+      )
+    self._carry, seconds, ends = found.state
+    self._seconds = float(seconds)
+    for number, (history, record) in enumerate(zip(self._histories, found.rows, strict=True)):
+      history.extend(record['rows'])
+      if record['diverged']:
+        self._end(number, record['diverged'], *ends[str(number)])
+    pairs = zip(self._runs, self._histories, strict=True)
+    rows = [(row, run) for run, history in pairs for row in history]
+    for row, run in sorted(rows, key=lambda pair: pair[0]['step']):  # the order they came in
+      run.on_row(row)
+
+  def run(self, steps: int, eval_every: int) -> list[History]:
+    """Trains up to step number `steps`."""
+    step = self._step
+    if step > steps:
+      raise ValueError(
+        f'steps={steps}: checkpoint_dir holds a run up to step {step} already; pass as many, or '
+        'choose another directory'
+      )
+    if step < steps and not self._over.all():
+      self._program.compile()
+    if not self._histories[0]:
+      self._look(is_row=True)
+    self._bar.start_at(self._done + step * len(self._runs))
+    with _Interrupts() as interrupts:
+      try:
+        while step < steps and not self._over.all():
+          row_at = histories.next_row(step, steps, eval_every)
+          # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
+          step = self._advance(min(row_at, step + max(1, int(self._pace))), row_at)
+          last = self._histories[0][-1] if len(self._runs) == 1 else {}
+          self._bar.update(self._done + step * len(self._runs), last)
+          late = step == steps or bool(self._over.all()) or self._checkpoint_is_due
+          due, interrupted, self._pace = agree(late, interrupts.count, self._pace)
+          if due:
+            self._save()
+          if interrupted:
+            raise KeyboardInterrupt
+      except KeyboardInterrupt:
+        if interrupts.count < 2:
+          self._save()
+        raise
+    for number, history in enumerate(self._histories):
+      if not history.diverged:
+        self._end(number, None, *self._program.end(self._carry, number))
+    return self._histories
+
+  @property
+  def _step(self) -> int:
+    return int(self._carry.state.round)
+
+  @property
+  def _checkpoint_is_due(self) -> bool:
+    return time.monotonic() - self._saved_at >= self._checkpoint_seconds
+
+  def _advance(self, until: int, row_at: int) -> int:
+    before, began = self._step, time.perf_counter()
+    limits = np.resize([histories.limit(one) for one in self._histories], self._program.size)
+    self._carry = self._program.advance(
+      self._carry, self._members, until, row_at, limits.astype(np.float32), self._over
+    )
+    step = self._step
+    took = time.perf_counter() - began
+    self._seconds += took
+    self._pace = (step - before) / max(took, 1e-9)
+    self._look(is_row=step == row_at)
+    return step
+
+  def _look(self, is_row: bool) -> None:
+    """Adds rows, of all runs still well or of those that have just failed, and ends the latter."""
+    losses, failed = self._program.outcome(self._carry)
+    fresh = failed.any(1) & ~self._over
+    shown = np.flatnonzero(~self._over if is_row else fresh).tolist()
+    if not shown:
+      return
+    step, measured = self._step, self._program.measure(self._carry, self._members)
+    for number in shown:
+      own = {name: float(values[number]) for name, values in measured.items()}
+      row = self._runs[number].row(step, own, self._seconds / len(self._runs))
+      self._histories[number].append(row)
+    if is_row:
+      self._carry = self._program.reset(self._carry)
+    for number in shown:
+      sim, history = self._runs[number].sim, self._histories[number]
+      if fresh[number]:
+        reason = histories.explain(sim, history, losses[number], failed[number])
+      elif histories.is_scattered(history[-1]):
+        reason = histories.explain_scatter(sim, history[-1])
+      else:
+        continue
+      self._end(number, reason, *self._program.end(self._carry, number))
+    for number in shown:  # at last: all is well to be saved if one of them raises
+      self._runs[number].on_row(self._histories[number][-1])
+
+  def _end(self, number: int, diverged: str | None, state: Any, model_state: PyTree) -> None:
+    history = self._histories[number]
+    history.diverged, history.state, history.model_state = diverged, state, model_state
+    history.steps_per_second = history[-1]['step'] / max(history[-1]['seconds'], 1e-9)
+    self._over[number] = True
+
+  def _save(self) -> None:
+    if self._checkpointer:
+      record = [{'rows': list(one), 'diverged': one.diverged} for one in self._histories]
+      ends = {
+        str(number): (one.state, one.model_state)
+        for number, one in enumerate(self._histories)
+        if one.diverged
+      }
+      self._checkpointer.save(self._step, (self._carry, np.float64(self._seconds), ends), record)
+      self._saved_at = time.monotonic()
+
+  def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
+    """The form of what `_save` has saved with this record."""
+    ended = [str(number) for number, one in enumerate(record) if one['diverged']]
+    return self._carry, np.float64(0), dict.fromkeys(ended, self._program.end_shape)
+
+
+class _Interrupts:
+  """Counts Ctrl-C instead of raising: the arrays of a step under way are donated, not to be saved.
+
+  A second Ctrl-C does not wait.
+  """
+
+  count = 0
+
+  def __enter__(self) -> _Interrupts:
+    if threading.current_thread() is threading.main_thread():  # signals go to no other
+      self._before: Any = signal.signal(signal.SIGINT, self._note)
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    if hasattr(self, '_before'):
+      signal.signal(signal.SIGINT, self._before)
+
+  def _note(self, *_: Any) -> None:
+    self.count += 1
+    if self.count > 1:
+      raise KeyboardInterrupt
+
+
+def _open(checkpoints: Checkpoints) -> Any:
+  if checkpoints.directory is None:
+    return contextlib.nullcontext()
+  from decomp.training.checkpoint import Checkpointer  # here, because Orbax takes long to import
+
+  return Checkpointer(checkpoints.directory, checkpoints.facts, ignore=checkpoints.ignore)

@@ -1,0 +1,1 @@
+"""DCD or ECD: which quantizer favours which, and from where on."""

@@ -1,0 +1,1 @@
+"""The table of Koloskova et al. (2020), cell by cell."""

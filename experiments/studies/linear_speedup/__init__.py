@@ -1,0 +1,1 @@
+"""Error against n and T, and its slopes."""

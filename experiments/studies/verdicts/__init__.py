@@ -1,0 +1,1 @@
+"""The preflight against what happens."""
