@@ -23,6 +23,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 demo: $(READY)
 	$(BIN)/python -m experiments.compare --flagfile=experiments/flags/demo.flags

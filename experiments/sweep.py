@@ -10,7 +10,8 @@ The name of a grid stands for its numbers wherever --optimizer or --algorithm sa
 is run with the grids that it mentions. What decides on sizes (bits, fractions) can't be in a grid:
 give an --algorithm for each. Results go to a folder: metrics.jsonl with the rows of every run,
 results.json with mean and standard deviation over seeds, and plot.png with a heat map for each
-algorithm. A run that diverges is marked, and does not disturb the others.
+algorithm. A run that diverges is marked, and does not disturb the others. Ctrl-C is safe, and
+--resume continues.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Grids = Mapping[str, Any]
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
-  with settings.mistakes_in_one_line(stopped='stopped'):
+  with settings.mistakes_in_one_line():
     _refuse_other_flags()
     grids, seeds = read_grids(GRID.value), read_seeds(SEEDS.value)
     setup = settings.build_setup()
@@ -102,7 +103,12 @@ def sweep(
         replacement=settings.REPLACEMENT.value,
         eval_every=setup.eval_every,
         worker_examples=settings.WORKER_EXAMPLES.value,
+        mesh=setup.mesh,
         members_at_once=MEMBERS_AT_ONCE.value,
+        checkpoint_dir=str(path / 'checkpoints' / output.slug(text)),
+        checkpoint_seconds=settings.CHECKPOINT_SECONDS.value,
+        resume=settings.RESUME.value,
+        config=settings.shared_by_resumed(setup),
         on_row=on_row,
         **grids,
       )
@@ -175,11 +181,9 @@ def _make(text: str, steps: int, **numbers: Any) -> decomp.Algorithm:
 def _refuse_other_flags() -> None:
   for holder, instead in (
     (settings.SEED, 'give --seeds'),
-    (settings.RESUME, 'a sweep has no checkpoints'),
     (settings.TENSORBOARD, 'its rows are in metrics.jsonl'),
     (settings.NETWORK, 'train the best setting with it'),
     (settings.MAPPING, 'it chooses by itself'),
-    (settings.DEVICES, 'it runs on one device'),
   ):
     if holder.present:
       raise ValueError(f'--{holder.name} is not for a sweep: {instead}')

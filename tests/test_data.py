@@ -18,7 +18,8 @@ from experiments import prepare_data
 def test_import_is_light():
   """Importing decomp.data and decomp.cost, as training does, loads none of the heavy packages."""
   heavy = ['sklearn', 'tensorflow', 'tensorflow_datasets', 'scipy.optimize', 'matplotlib']
-  code = f'import sys, decomp.cost, decomp.tasks.data; print([m for m in {heavy} if m in sys.modules])'
+  modules = 'sys, decomp.cost, decomp.tasks.data'
+  code = f'import {modules}; print([m for m in {heavy} if m in sys.modules])'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
   assert done.stdout.strip() == '[]'
 

@@ -130,6 +130,72 @@ def test_divergence_stays_with_its_member():
   assert beside.best()['learning_rate'] in (0.1, 0.2)
 
 
+def stop_at(step, count=1):
+  """An `on_row` that presses Ctrl-C at the `count`-th row of a step."""
+  seen = []
+
+  def on_row(point, row):
+    seen.extend([row] if row['step'] == step else [])
+    if len(seen) == count and row['step'] == step:
+      raise KeyboardInterrupt
+
+  return on_row
+
+
+@pytest.mark.parametrize(
+  ('rates', 'at_once', 'row'),
+  [((0.1, 1e4, 0.2), 2, 3), ((1e4, 0.1), 4, 1)],
+  ids=['groups', 'beside one that has diverged'],
+)
+def test_resumed_sweep_is_the_uninterrupted_one(rates, at_once, row, tmp_path, monkeypatch):
+  """Bit by bit; a finished group is there at once."""
+  options = {'steps': 12, 'batch_size': 4, 'eval_every': 4, 'seeds': (0, 1)}
+  sweep = functools.partial(decomp.sweep, logistic(), gossip, RING, **options)
+  resume = functools.partial(sweep, checkpoint_dir=tmp_path, resume=True)
+  expected_rows, rows = [], []
+  expected = sweep(
+    members_at_once=at_once, learning_rate=rates, on_row=lambda *row: expected_rows.append(row)
+  )
+  assert {bool(history.diverged) for history in expected.histories} == {True, False}
+  with pytest.raises(KeyboardInterrupt):
+    resume(members_at_once=at_once, learning_rate=rates, on_row=stop_at(8, row))
+  with pytest.raises(ValueError, match='already: pass resume=True'):
+    resume(learning_rate=rates, resume=False)
+  found = resume(learning_rate=rates, on_row=lambda *row: rows.append(row))
+  same = [[(p, {**row, 'seconds': 0}) for p, row in part] for part in (rows, expected_rows)]
+  assert repr(same[0]) == repr(same[1])  # NaN is not equal to itself
+  for ours, other in zip(found.histories, expected.histories, strict=True):
+    assert ours.diverged == other.diverged
+    jax.tree.map(np.testing.assert_array_equal, ours.state, other.state)
+  monkeypatch.setattr(compiled.Program, 'compile', None)
+  again = resume(learning_rate=rates)
+  assert repr(again.histories) == repr(found.histories)
+  with pytest.raises(ValueError, match='another configuration'):
+    resume(learning_rate=(*rates[:-1], 0.3))
+
+
+def test_sweep_over_devices():
+  """The same members as on one device, each with its workers on two."""
+  compressor = compressors.stochastic_quantizer(8)
+
+  def make(learning_rate):
+    return algorithms.dcd_psgd(optax.sgd(learning_rate), compressor)
+
+  options = {'steps': 4, 'batch_size': 2, 'eval_every': 2, 'seeds': (0, 1)}
+  sweep = functools.partial(
+    decomp.sweep, logistic(), make, RING, learning_rate=(0.1, 0.2), **options
+  )
+  found, expected = sweep(mesh=decomp.worker_mesh(4, jax.devices()[:2])), sweep()
+  for ours, other in zip(found.histories, expected.histories, strict=True):
+    assert_same_history(ours, other)
+    assert len(jax.tree.leaves(ours.state.workers)[0].sharding.device_set) == 2
+
+
+def test_resume_needs_a_folder():
+  with pytest.raises(ValueError, match='resume=True: needs the checkpoint_dir of the sweep'):
+    decomp.sweep(logistic(), gossip, RING, 1, 1, learning_rate=(0.1,), resume=True)
+
+
 def test_all_members_diverge():
   found = decomp.sweep(
     logistic(), gossip, RING, steps=1000, batch_size=4, seeds=(0,), learning_rate=(1e4, 1e30)
@@ -367,7 +433,7 @@ def test_program(program, tmp_path, capsys):
     (['--seeds=0,x'], 'error: --seeds=0,x: must be whole numbers, such as 0,1,2'),
     (['--optimizer=sgd(learning_rat)'], "error: unknown name 'learning_rat'; did you mean 'learni"),
     (['--seed=1'], 'error: --seed is not for a sweep: give --seeds'),
-    (['--devices=2'], 'error: --devices is not for a sweep: it runs on one device'),
+    (['--devices=3'], 'error: --topology=ring(4) has 4 workers, which 3 devices cannot share'),
   ],
 )
 def test_mistakes(program, tmp_path, args, message):

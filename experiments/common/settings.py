@@ -276,10 +276,6 @@ def build_algorithm(
 
 def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.History:
   """One training run with the flags' settings, its results in `folder`."""
-  # A longer run may continue a shorter one, unless the learning rate depends on the length.
-  config = {k: v for k, v in settings().items() if k not in ('steps', 'epochs', 'eval_every')}
-  if 'warmup_step_decay' in OPTIMIZER.value:
-    config['steps of the schedule'] = setup.steps
   network = spec.build(NETWORK.value, {'lan': cost.lan}, kind='network') if NETWORK.value else None
   with folder.writers(algorithm=algorithm.name) as on_row, warnings.catch_warnings():
     # The programs tell it themselves, in one line.
@@ -302,9 +298,20 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,
       resume=RESUME.value,
-      config=config,
+      config=shared_by_resumed(setup),
       on_row=on_row,
     )
+
+
+def shared_by_resumed(setup: Setup) -> dict[str, Any]:
+  """The settings that a run must share with the one it continues.
+
+  A longer run may continue a shorter one, unless the learning rate depends on the length.
+  """
+  shared = {k: v for k, v in settings().items() if k not in ('steps', 'epochs', 'eval_every')}
+  if 'warmup_step_decay' in OPTIMIZER.value:
+    shared['steps of the schedule'] = setup.steps
+  return shared
 
 
 def settings() -> dict[str, Any]:
