@@ -13,8 +13,6 @@ is safe, and --resume continues. Presets: --flagfile=experiments/flags/NAME.flag
 the command line overrides them, and adds to their algorithms.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

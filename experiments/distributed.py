@@ -18,8 +18,6 @@ workers' data only, except with --reshuffle. If a process dies the others stop, 
 continues from the last checkpoint, also with another number of processes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -18,8 +18,6 @@ experiments.studies.network_bench has measured is told by
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -12,8 +12,6 @@ and never refuses. The step sizes are those of the paper's corollaries, safe rat
 experiments.studies.verdicts checks verdicts against what happens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

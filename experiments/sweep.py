@@ -14,8 +14,6 @@ algorithm. A run that diverges is marked, and does not disturb the others. Ctrl-
 --resume continues.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ evaluation), plot.png and checkpoints/. Ctrl-C is safe, and --resume continues. 
 --flagfile=experiments/flags/NAME.flags; what follows on the command line overrides them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

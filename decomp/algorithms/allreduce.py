@@ -1,7 +1,5 @@
 """Centralised parallel SGD: the baseline."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """CHOCO-SGD: compressed gossip with a consensus step size."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

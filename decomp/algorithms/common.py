@@ -1,7 +1,5 @@
 """What the algorithms share."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Centralised SGD with compressed gradients."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

@@ -1,7 +1,5 @@
 """Decentralised parallel SGD in full precision."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """DCD-PSGD: difference compression."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """ECD-PSGD: extrapolation compression."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """D-PSGD with compressed models: the counter-example."""
 
-from __future__ import annotations
-
 import jax
 import optax
 

@@ -1,7 +1,5 @@
 """What the compressors share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

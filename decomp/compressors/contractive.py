@@ -1,7 +1,5 @@
 """An unbiased compressor made contractive."""
 
-from __future__ import annotations
-
 from decomp.base import Compressor, Decode
 
 

@@ -1,7 +1,5 @@
 """Stochastic rounding to a grid that does not depend on the input."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

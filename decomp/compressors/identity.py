@@ -1,7 +1,5 @@
 """No compression."""
 
-from __future__ import annotations
-
 from decomp.base import Compressor
 
 

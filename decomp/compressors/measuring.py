@@ -1,7 +1,5 @@
 """What a compressor does to real input."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Powers of two."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

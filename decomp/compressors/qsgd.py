@@ -1,7 +1,5 @@
 """QSGD: stochastic uniform quantization with the L2 norm as the scale."""
 
-from __future__ import annotations
-
 import math
 
 import jax

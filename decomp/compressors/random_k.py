@@ -1,7 +1,5 @@
 """Elements at random places."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

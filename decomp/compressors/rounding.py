@@ -5,8 +5,6 @@ for the 16-bit dithers of four elements; so that a compiler makes each block onc
 loop that uses it, an array is worked on as four quarters side by side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

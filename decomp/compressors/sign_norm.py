@@ -1,7 +1,5 @@
 """Signs and one magnitude."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

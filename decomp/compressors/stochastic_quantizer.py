@@ -1,7 +1,5 @@
 """Stochastic uniform quantization with the largest magnitude as the scale."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """The largest elements."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Who is fastest on which network."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

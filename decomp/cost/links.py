@@ -1,7 +1,5 @@
 """The network between workers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

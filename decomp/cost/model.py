@@ -1,7 +1,5 @@
 """The seconds of a workload on a network: the model that `decomp.cost` explains."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """When a run has reached what it was to reach."""
 
-from __future__ import annotations
-
 import math
 import operator
 import re

@@ -1,7 +1,5 @@
 """Bandwidths and seconds from texts such as '100Mbps' and '5ms'."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

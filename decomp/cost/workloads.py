@@ -1,7 +1,5 @@
 """What has to be done: an algorithm's messages, found by tracing a step, and its local work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

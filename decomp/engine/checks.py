@@ -1,7 +1,5 @@
 """Checks before the first step: each failure is one sentence that says what would be right."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

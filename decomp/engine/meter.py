@@ -1,7 +1,5 @@
 """A network that counts: how many bytes a step sends, without running it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ into ONE uint8 vector, each vector to each device that needs it once, by `lax.pp
 decode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """One worker's algorithm, lifted to all workers."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

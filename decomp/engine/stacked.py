@@ -12,8 +12,6 @@ Whom a worker does not hear has weight 0. A model that is not finite may therefo
 its neighbours in the same step (0 · inf is NaN), here as on a mesh; runs end at that step anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

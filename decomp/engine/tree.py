@@ -1,7 +1,5 @@
 """Compression of whole pytrees, leaf by leaf."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ whatever must be small on a wire is packed into uint8 here. The sizes reported a
 are the sizes of these buffers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tasks that come with decomp, made from `decomp.data` and `decomp.models`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A learning problem as one worker sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

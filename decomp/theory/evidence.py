@@ -1,7 +1,5 @@
 """What a theory judges by, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 

@@ -5,8 +5,6 @@ really sends, and asks the algorithm's own `Theory` what that means on the topol
 never refuses: a verdict is an expectation, with the number that decides and what to change.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

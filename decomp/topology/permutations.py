@@ -4,8 +4,6 @@ In a permutation every worker sends one message and receives one, which is what 
 one device or on many.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The arguments that `train` and `sweep` share: checks, and what they stand for."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

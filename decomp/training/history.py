@@ -1,7 +1,5 @@
 """What a run leaves: its rows of metrics, and how it ended."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -72,69 +72,63 @@ class Checkpoints(NamedTuple):
   resume: bool
   ignore: Sequence[str] = ()
 
+  def open(self) -> Any:
+    """A context that gives the `Checkpointer`, or None."""
+    if self.directory is None:
+      return contextlib.nullcontext()
+    from decomp.training.checkpoint import Checkpointer  # here, because Orbax takes long to import
 
-def drive(
-  program: Program,
-  members: Members | None,
-  begin: PyTree,
-  runs: Sequence[Run],
-  steps: int,
-  eval_every: int,
-  checkpoints: Checkpoints,
-  bar: Progress,
-  done: int = 0,
-) -> list[History]:
-  """Trains up to step number `steps`, one run or some side by side.
+    return Checkpointer(self.directory, self.facts, ignore=self.ignore)
+
+
+class Loop:
+  """Drives a `Program` from row to row: one run, or some side by side.
 
   Args:
     program: for as many members.
     members: None for one run. There may be more than runs: copies that fill up a group.
-    begin: the parameters and model states to begin with.
     runs: what the host knows of each.
-    steps: the length of every run.
-    eval_every: steps between two rows.
     checkpoints: where to keep them, or to continue from.
     bar: shows progress.
     done: steps of earlier runs that the bar counts.
-
-  Returns:
-    The history of each run.
   """
-  with _open(checkpoints) as checkpointer:
-    loop = _Loop(program, members, runs, checkpointer, checkpoints.seconds, bar, done)
-    loop.start(begin, checkpoints.resume)
-    return loop.run(steps, eval_every)
-
-
-class _Loop:
-  """Drives a `Program` from row to row."""
 
   def __init__(
     self,
     program: Program,
     members: Members | None,
     runs: Sequence[Run],
-    checkpointer: Any,
-    checkpoint_seconds: float,
+    checkpoints: Checkpoints,
     bar: Progress,
-    done: int,
+    done: int = 0,
   ):
     self._program, self._members, self._runs = program, members, runs
-    self._checkpointer, self._checkpoint_seconds = checkpointer, checkpoint_seconds
-    self._bar, self._done = bar, done
+    self._checkpoints, self._bar, self._done = checkpoints, bar, done
     self._histories = [History() for _ in runs]
     self._over = np.arange(program.size) >= len(runs)  # the copies are of no interest
     self._saved_at = time.monotonic()
     self._seconds = self._pace = 0.0
     self._carry: Carry
 
-  def start(self, begin: PyTree, resume: bool) -> None:
+  def train(self, begin: PyTree, steps: int, eval_every: int) -> list[History]:
+    """Each run's history up to step number `steps`, with a row every `eval_every` of them.
+
+    Args:
+      begin: the parameters and model states to begin with.
+      steps: the length of every run.
+      eval_every: steps between two rows.
+    """
+    with self._checkpoints.open() as self._checkpointer:
+      self._start(begin)
+      return self._run(steps, eval_every)
+
+  def _start(self, begin: PyTree) -> None:
     """Begins at step 0, or where the newest checkpoint ends."""
     self._carry = self._program.start(self._members, begin)
     found = self._checkpointer.restore(self._like) if self._checkpointer else None
     if found is None:
       return
-    if not resume:
+    if not self._checkpoints.resume:
       raise ValueError(
         f'checkpoint_dir holds a run up to step {found.step} already: pass resume=True to continue '
         'it, or choose another directory'
@@ -150,8 +144,7 @@ class _Loop:
     for row, run in sorted(rows, key=lambda pair: pair[0]['step']):  # the order they came in
       run.on_row(row)
 
-  def run(self, steps: int, eval_every: int) -> list[History]:
-    """Trains up to step number `steps`."""
+  def _run(self, steps: int, eval_every: int) -> list[History]:
     step = self._step
     if step > steps:
       raise ValueError(
@@ -192,7 +185,7 @@ class _Loop:
 
   @property
   def _checkpoint_is_due(self) -> bool:
-    return time.monotonic() - self._saved_at >= self._checkpoint_seconds
+    return time.monotonic() - self._saved_at >= self._checkpoints.seconds
 
   def _advance(self, until: int, row_at: int) -> int:
     before, began = self._step, time.perf_counter()
@@ -277,11 +270,3 @@ class _Interrupts:
     self.count += 1
     if self.count > 1:
       raise KeyboardInterrupt
-
-
-def _open(checkpoints: Checkpoints) -> Any:
-  if checkpoints.directory is None:
-    return contextlib.nullcontext()
-  from decomp.training.checkpoint import Checkpointer  # here, because Orbax takes long to import
-
-  return Checkpointer(checkpoints.directory, checkpoints.facts, ignore=checkpoints.ignore)

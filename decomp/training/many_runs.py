@@ -4,8 +4,6 @@ The runs, its members, differ in numbers only, so that one compiled loop takes t
 `decomp.training.program`. Here they are made.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -27,7 +25,7 @@ from decomp.tasks.data.partition import Partition
 from decomp.topology import Topology
 from decomp.training import arguments
 from decomp.training.history import History, Row
-from decomp.training.loop import Checkpoints, Run, drive
+from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.program import Members, Program, place
 from decomp.training.progress import Progress
 from decomp.training.steps import Sampling, Steps, choose_mapping, initial
@@ -187,26 +185,19 @@ def sweep(
   def program_of(group: Sequence[int]) -> Program:
     return Program(steps_of, data, *members(group), devices, watch=mesh is None)
 
-  def runs(group: Sequence[int]) -> list[Run]:
-    return [
-      Run(
-        sims[number],
-        sampling(parts[points[number]['seed']]),
-        bytes_per_step,
-        functools.partial(rows, points[number]),
-      )
-      for number in sorted(set(group))
-    ]
+  def run(number: int) -> Run:
+    own = sampling(parts[points[number]['seed']])
+    return Run(sims[number], own, bytes_per_step, functools.partial(rows, points[number]))
 
-  def checkpoints(group: Sequence[int]) -> Checkpoints:
-    shared = sampling(members(group)[0].shards)
+  def checkpoints(group: Sequence[int], own: Members) -> Checkpoints:
+    shared = sampling(own.shards), rows_every, worker_examples
     facts = {
-      **arguments.facts(task, topology, shared, rows_every, worker_examples),
+      **arguments.facts(task, topology, *shared),
       'algorithms': [sims[number].algorithm.name for number in group],
       'runs': [points[number] for number in group],
       **dict(config or {}),
     }
-    folder = checkpoint_dir and str(Path(checkpoint_dir, _folder(group)))
+    folder = checkpoint_dir and str(Path(checkpoint_dir, f'runs-{group[0]}-to-{group[-1]}'))
     ignore = () if eval_every else ('eval_every',)
     return Checkpoints(folder, json.loads(json.dumps(facts)), checkpoint_seconds, resume, ignore)
 
@@ -223,8 +214,9 @@ def sweep(
         program = program_of(groups[0])
     for group in groups:
       own, begin = members(group)
-      where, done = checkpoints(group), len(histories) * steps
-      histories += drive(program, own, begin, runs(group), steps, rows_every, where, bar, done)
+      runs, done = [run(number) for number in sorted(set(group))], len(histories) * steps
+      loop = Loop(program, own, runs, checkpoints(group, own), bar, done)
+      histories += loop.train(begin, steps, rows_every)
   return Sweep(points, histories)
 
 
@@ -297,10 +289,6 @@ def _groups(count: int, at_once: int) -> list[list[int]]:
   size = math.ceil(count / math.ceil(count / at_once))
   last = count - 1
   return [[min(i, last) for i in range(k, k + size)] for k in range(0, count, size)]
-
-
-def _folder(group: Sequence[int]) -> str:
-  return f'runs-{group[0]}-to-{group[-1]}'
 
 
 def _found(directory: str | None) -> int | None:

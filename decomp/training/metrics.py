@@ -1,7 +1,5 @@
 """Measures over all workers' parameters, leaves [n, ...]."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

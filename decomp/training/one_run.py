@@ -1,7 +1,5 @@
 """`decomp.train`: one run."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,7 +15,7 @@ from decomp.tasks.data.partition import Partition
 from decomp.topology import Topology
 from decomp.training import arguments
 from decomp.training.history import History, Row
-from decomp.training.loop import Checkpoints, Run, drive
+from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.processes import is_first
 from decomp.training.program import Program, place
 from decomp.training.progress import Progress
@@ -123,7 +121,7 @@ def train(
   )
   checkpoints = Checkpoints(checkpoint_dir, facts, checkpoint_seconds, resume, ignore)
   with Progress(progress if is_first() else False, algorithm.name, steps) as bar:
-    (history,) = drive(program, None, begin, [run], steps, eval_every, checkpoints, bar)
+    (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, eval_every)
   if history.diverged:
     warnings.warn(history.diverged, RuntimeWarning, stacklevel=2)
   return history

@@ -4,8 +4,6 @@ All processes of a `jax.distributed` job run the same steps in the same order. W
 by a clock, a signal or a file must be decided alike, or they would wait for each other for ever.
 """
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

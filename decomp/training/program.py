@@ -10,8 +10,6 @@ all. A member whose loss fails makes the loop pause for its last row, and goes o
 operation mixes members, so the others don't notice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

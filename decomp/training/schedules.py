@@ -1,7 +1,5 @@
 """Learning-rate schedules that decentralised training papers use."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -5,8 +5,6 @@ longer finite or explodes. Everything random is a function of (seed, step, worke
 all a checkpoint holds.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ most (or at least); a row that misses it is marked, and the program goes on. Res
 results.json and the table.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import itertools

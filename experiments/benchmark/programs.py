@@ -1,7 +1,5 @@
 """The programs that experiments.benchmark times, and those it compares them with."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The reference of experiments.benchmark in PyTorch, where that is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

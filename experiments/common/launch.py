@@ -1,7 +1,5 @@
 """Starts several processes on this machine, and sees to it that they end together."""
 
-from __future__ import annotations
-
 import math
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Where results go: one folder for each run."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

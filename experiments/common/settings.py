@@ -4,8 +4,6 @@ Things to choose are written as calls: --compressor='stochastic_quantizer(bits=4
 up, never evaluated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -5,8 +5,6 @@ longer than a whole step of a small problem. Written out, keys for all workers a
 small program; the numbers are the same.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Shapes of loops: what XLA, on CPU above all, does not find out by itself."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """All-reduce is SGD with a larger batch."""
 
-from __future__ import annotations
-
 import optax
 
 from decomp.theory.evidence import Evidence, Finding, Theory

@@ -1,7 +1,5 @@
 """CHOCO converges while its estimates keep up with the models."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

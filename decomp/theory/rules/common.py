@@ -1,7 +1,5 @@
 """What the rules share: noise against noise, and how much of it a graph gives back."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

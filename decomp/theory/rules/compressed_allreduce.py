@@ -1,7 +1,5 @@
 """Compressed gradients are noisier gradients."""
 
-from __future__ import annotations
-
 import optax
 
 from decomp.base import Compressor

@@ -1,7 +1,5 @@
 """D-PSGD sends whole models: what decides is the graph."""
 
-from __future__ import annotations
-
 import optax
 
 from decomp.theory.evidence import Evidence, Finding, Theory

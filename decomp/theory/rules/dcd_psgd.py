@@ -1,7 +1,5 @@
 """DCD converges while the noise of differences does not outgrow averaging."""
 
-from __future__ import annotations
-
 import math
 
 import optax

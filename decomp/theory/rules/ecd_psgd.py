@@ -1,7 +1,5 @@
 """ECD converges while the error of its estimates does not grow."""
 
-from __future__ import annotations
-
 import math
 
 import jax

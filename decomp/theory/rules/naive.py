@@ -1,7 +1,5 @@
 """Compressing models adds noise that never shrinks."""
 
-from __future__ import annotations
-
 import optax
 
 from decomp.base import Compressor

@@ -21,8 +21,6 @@ Prints a line for each run, and writes results.json and plot.png; results.json g
 experiments/studies/disagreement/README.md tells what was found.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

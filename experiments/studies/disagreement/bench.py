@@ -1,7 +1,5 @@
 """The bench of the study: what is run with a quantizer, and what is expected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

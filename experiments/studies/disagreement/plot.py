@@ -1,7 +1,5 @@
 """The figure of `experiments.studies.disagreement`, from its results.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

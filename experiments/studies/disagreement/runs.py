@@ -1,7 +1,5 @@
 """The runs of the study: two problems, and one program for all quantizers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, Protocol
 

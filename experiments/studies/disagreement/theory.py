@@ -6,8 +6,6 @@ about √(2 ln 2d)/s for the largest of d elements, limit/(s rms) for a fixed gr
 side. That number gives α², and α² decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 

@@ -12,8 +12,6 @@ Results go to one folder: a folder for each run, as experiments.train makes it, 
 results.md with every cell next to theirs. Ctrl-C is safe, and --resume continues.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -21,8 +21,6 @@ are over seeds, and those of slopes from leaving out one seed at a time. Writes 
 plot.png.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import time

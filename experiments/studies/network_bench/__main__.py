@@ -13,8 +13,6 @@ that the interfaces have sent, beside what sim.bytes_per_step says. Namespaces a
 with the program, also when it is interrupted. Where namespaces are not permitted it says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -27,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from absl import app, flags
 
@@ -81,7 +79,7 @@ class Workers:
     self._network = network
     self._size = size
 
-  def __enter__(self) -> Workers:
+  def __enter__(self) -> Self:
     n = self._network.num_workers
     command = [sys.executable, '-m', 'experiments.studies.network_bench.worker']
     with contextlib.ExitStack() as stack:

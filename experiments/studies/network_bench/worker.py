@@ -4,8 +4,6 @@ It reads lines of JSON and answers each with a line of JSON. The first line says
 following one names an algorithm, a number of steps and of repeats. It ends when its input does.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -11,8 +11,6 @@ on this machine unless given. --measured adds the steps that the study network_b
 measured on real links, as points. Results go to one folder: plot.png and results.json.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

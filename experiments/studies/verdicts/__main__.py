@@ -16,8 +16,6 @@ diverge' with diverged; 'at risk' promises nothing and is counted apart. Prints 
 writes results.json and results.md.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import warnings
