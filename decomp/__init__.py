@@ -62,11 +62,6 @@ _MODULES = {
 
 if TYPE_CHECKING:
   from decomp.tasks import Task as Task
-  from decomp.tasks import data as data
-  from decomp.tasks import models as models
-  from decomp.training import checkpoint as checkpoint
-  from decomp.training import metrics as metrics
-  from decomp.training import schedules as schedules
   from decomp.training.history import History as History
   from decomp.training.many_runs import Sweep as Sweep
   from decomp.training.many_runs import sweep

@@ -44,10 +44,6 @@ def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Call
     The function of all workers: every array among the arguments and results has a leading axis
     of num_workers.
 
-  Raises:
-    ValueError: If mapping is unknown or the mesh has other axes; when called, if the arguments'
-      leading axes differ or the number of devices does not divide them.
-
   Example:
     >>> import jax.numpy as jnp
     >>> lift(lambda x, y: x @ y, 'scan')(jnp.ones((2, 3)), jnp.ones((2, 3)))
@@ -66,8 +62,12 @@ def lift(fn: Callable[..., Any], mapping: str, mesh: Mesh | None = None) -> Call
     return local
 
   def split_over_devices(*args: Any) -> Any:
-    devices = local_mesh() if mesh is None else mesh
-    _check_divisible(_num_workers(args), devices.size)
+    devices, num_workers = mesh or local_mesh(), _num_workers(args)
+    if num_workers % devices.size:
+      raise ValueError(
+        f'num_workers={num_workers} is not divisible by the {devices.size} devices: change '
+        f"num_workers, pass a mesh of fewer devices, or use mapping='scan'"
+      )
     spec = PartitionSpec('worker')
     # The types that check_vma tracks would ask loops inside fn for casts it need not have.
     return jax.shard_map(local, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)(*args)
@@ -135,14 +135,6 @@ def _num_workers(args: Any) -> int:
     )
   ((num_workers,),) = sizes
   return num_workers
-
-
-def _check_divisible(num_workers: int, num_devices: int) -> None:
-  if num_workers % num_devices:
-    raise ValueError(
-      f'num_workers={num_workers} is not divisible by the {num_devices} devices: change '
-      f"num_workers, pass a mesh of fewer devices, or use mapping='scan'"
-    )
 
 
 def local_mesh() -> Mesh:

@@ -105,12 +105,9 @@ class Simulation:
     self, key: jax.Array, grads: PyTree, state: State, observed: jax.Array
   ) -> tuple[State, Any]:
     checks.check_grads(grads, state.params, self.topology.num_workers)
-
-    def step(key: jax.Array, grads: PyTree, workers: Any, net: Any) -> tuple[Any, Any]:
-      return self.algorithm.step(key, grads, workers, net)
-
     own_keys = keys.fold_in(keys.fold_in(key, state.round), jnp.arange(self.topology.num_workers))
-    workers, info = self._lift(step)(state.round, observed, own_keys, grads, state.workers)
+    step = self._lift(self.algorithm.step)
+    workers, info = step(state.round, observed, own_keys, grads, state.workers)
     return State(state.round + 1, workers), info
 
   def _lift(self, function: Any) -> Any:

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -143,12 +142,7 @@ class Checkpointer:
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: Any) -> None:
     self.close()
 
   def _read(self, step: int, **items: Any) -> Any:

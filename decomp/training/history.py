@@ -17,6 +17,13 @@ EXPLODED = 1000.0
 class History(list[Row]):
   """Rows of metrics in order of steps: a list of dicts.
 
+  A row has step, epoch, train_loss (the mean over the steps since the row before),
+  compression_error and clipped (means over every eighth of them and the last), gradient_norm (of
+  the mean gradient, at the last step), test_* of the mean model, worst_* of the worst worker,
+  consensus_distance, bytes_sent by one worker, and seconds of training; with a network,
+  simulated_seconds = seconds / n (one worker's share of the work done here) + step × its
+  communication.
+
   Attributes:
     state: the final `decomp.State`.
     model_state: the final model state, leaves [n, ...].

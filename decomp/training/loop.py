@@ -111,13 +111,7 @@ class Loop:
     self._carry: Carry
 
   def train(self, begin: PyTree, steps: int, eval_every: int) -> list[History]:
-    """Each run's history up to step number `steps`, with a row every `eval_every` of them.
-
-    Args:
-      begin: the parameters and model states to begin with.
-      steps: the length of every run.
-      eval_every: steps between two rows.
-    """
+    """Each run's history, from its parameters and model state at the start to step `steps`."""
     with self._checkpoints.open() as self._checkpointer:
       self._start(begin)
       return self._run(steps, eval_every)

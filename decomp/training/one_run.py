@@ -81,12 +81,7 @@ def train(
 
   Returns:
     A `History`: rows for step 0, for every `eval_every` steps, and for the last one, which takes in
-    up to a tenth of `eval_every` steps that are left over. A row has step, epoch, train_loss (the
-    mean over the steps since the row before), compression_error and clipped (means over every
-    eighth of them and the last), gradient_norm (of the mean gradient, at the last step), test_* of
-    the mean model, worst_* of the worst worker, consensus_distance, bytes_sent by one worker, and
-    seconds of training; with a network, simulated_seconds = seconds / n (one worker's share of the
-    work done here) + step × its communication.
+    up to a tenth of `eval_every` steps that are left over.
 
   >>> import optax, decomp
   >>> task = decomp.tasks.logistic_regression(num_examples=64, dimension=3)

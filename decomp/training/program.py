@@ -184,19 +184,9 @@ class Program:
 
 
 def place(
-  task: Task,
-  worker_examples: int,
-  mesh: Mesh | None = None,
-  shards: Partition | None = None,
+  task: Task, worker_examples: int, mesh: Mesh | None = None, shards: Partition | None = None
 ) -> Data:
-  """The examples on the devices.
-
-  Args:
-    task: whose they are.
-    worker_examples: how many test examples single workers are evaluated on, at most.
-    mesh: the devices; None for one.
-    shards: gives each worker its own examples only; None gives all of them to all devices.
-  """
+  """The examples on the devices: each worker's own with `shards`, else all of them everywhere."""
   everywhere = NamedSharding(mesh, PartitionSpec()) if mesh else None
   tests = jax.tree.map(lambda x: _put(x, everywhere), batched_tests(task, worker_examples))
   if mesh and shards:

@@ -93,16 +93,8 @@ class Steps:
   """One run's arithmetic, as pure functions of arrays: `start`, `step` and `measure`.
 
   Nothing here asks for the value of the algorithm's numbers, of the seed or shards, so that `vmap`
-  can make many runs of it, see `decomp.training.program`.
-
-  Args:
-    task: what is trained.
-    sim: the algorithm on its topology.
-    sampling: how batches are drawn.
-    seed: of everything random.
-    mapping: how the gradients of all workers are computed, see `decomp.mapping`.
-    mesh: the devices that share the workers; None for one.
-    own_examples: whether `train` holds each worker's own examples, [n, longest, ...].
+  can make many runs of it, see `decomp.training.program`. With `own_examples` the training data
+  are each worker's own, [n, longest, ...].
   """
 
   def __init__(
@@ -248,16 +240,7 @@ def _keys(seed: Any) -> jax.Array:
 def choose_mapping(
   task: Task, start: PyTree, num_workers: int, batch_size: int, mapping: str, mesh: Mesh | None
 ) -> tuple[str, Mesh | None]:
-  """How gradients are computed, the fastest way if `mapping` is 'auto', and on which devices.
-
-  Args:
-    task: what is trained.
-    start: one worker's parameters and model state.
-    num_workers: n.
-    batch_size: of each worker.
-    mapping: 'auto', or one of `decomp.mapping.MAPPINGS`.
-    mesh: where messages are exchanged; None if that is only simulated.
-  """
+  """How gradients are computed, the fastest way if `mapping` is 'auto', and on which devices."""
   if mapping == 'auto':
     params, model_state = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, start))
     batch = {
