@@ -164,7 +164,8 @@ def heat_map(
   columns = [*dict.fromkeys(row[x] for row in rows)]
   lines = [*dict.fromkeys(row[y] for row in rows)] if y else [0.0]
   shown: dict[tuple[int, int], Mapping[str, Any]] = {}
-  for row in sorted(rows, key=lambda row: _rank(row, percent), reverse=True):
+  sign = -1 if percent else 1  # the best come last, over the others
+  for row in sorted(rows, key=lambda row: (row['diverged'], sign * row['mean']), reverse=True):
     shown[lines.index(row[y]) if y else 0, columns.index(row[x])] = row
   means = np.full((len(lines), len(columns)), math.nan)
   for place, row in shown.items():
@@ -174,29 +175,16 @@ def heat_map(
   colors = 'viridis' if percent else 'viridis_r'
   image = ax.imshow(means, cmap=colors, norm=scale() if len(finite) else None, aspect='auto')
   for (line, column), row in shown.items():
-    lost = f'{row["diverged"]} of {row["seeds"]}\ndiverged'
-    ax.annotate(
-      lost if row['diverged'] else _mean_and_spread(row, percent),
-      (column, line),
-      ha='center',
-      va='center',
-      fontsize=8,
-      bbox={'facecolor': 'white', 'alpha': 0.7, 'linewidth': 0},
-    )
+    text = f'{row["mean"]:.3g}\n± {row["std"]:.1g}'
+    if percent:
+      text = f'{100 * row["mean"]:.1f}\n± {100 * row["std"]:.1f} %'
+    if row['diverged']:
+      text = f'{row["diverged"]} of {row["seeds"]}\ndiverged'
+    box = {'facecolor': 'white', 'alpha': 0.7, 'linewidth': 0}
+    ax.annotate(text, (column, line), ha='center', va='center', fontsize=8, bbox=box)
   ax.set_xticks(range(len(columns)), [f'{value:g}' for value in columns])
   ax.set_yticks(range(len(lines)) if y else [], [f'{value:g}' for value in lines] if y else [])
   ax.set(xlabel=x.replace('_', ' '), ylabel=(y or '').replace('_', ' '))
   if len(finite):
     ax.figure.colorbar(image, ax=ax, label=rows[0]['metric'].replace('_', ' '))
   return ax
-
-
-def _rank(row: Mapping[str, Any], percent: bool) -> tuple[int, float]:
-  """Smaller is better."""
-  return row['diverged'], (-row['mean'] if percent else row['mean'])
-
-
-def _mean_and_spread(row: Mapping[str, Any], percent: bool) -> str:
-  if percent:
-    return f'{100 * row["mean"]:.1f}\n± {100 * row["std"]:.1f} %'
-  return f'{row["mean"]:.3g}\n± {row["std"]:.1g}'

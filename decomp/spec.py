@@ -110,12 +110,7 @@ def parse(text: str) -> Call:
 
 
 def build(
-  text: str,
-  namespace: Namespace | Sequence[Namespace],
-  /,
-  *,
-  kind: str = 'name',
-  **extra: Any,
+  text: str, namespace: Namespace | Sequence[Namespace], /, *, kind: str = 'name', **extra: Any
 ) -> Any:
   """Reads a spec and makes its object.
 
@@ -144,9 +139,7 @@ def build(
   call = parse(text)
   parts = (namespace,) if isinstance(namespace, ModuleType | Mapping) else namespace
   tables = [_table(part) for part in parts]
-  nested = ChainMap(*tables)
-  function = _look_up(call.name, tables[0], kind)
-  return _apply(function, call, nested, extra)
+  return _apply(_look_up(call.name, tables[0], kind), call, ChainMap(*tables), extra)
 
 
 def algorithms(optimizer: optax.GradientTransformation) -> dict[str, Callable[..., Any]]:

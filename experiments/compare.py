@@ -13,7 +13,6 @@ is safe, and --resume continues. Presets: --flagfile=experiments/flags/NAME.flag
 the command line overrides them, and adds to their algorithms.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,8 +45,7 @@ def main(argv: Sequence[str]) -> None:
   figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
   output.save_plot(figure, path / 'plot.png')
   output.save_shards(setup, path)
-  clean = [output.for_json(row) for row in rows]
-  (path / 'results.json').write_text(json.dumps(clean, indent=2) + '\n')
+  output.write_json(path / 'results.json', output.for_json(rows))
   report.print_table(rows, title)
   print(f'plot: {path / "plot.png"}')
 
@@ -66,20 +64,12 @@ def compare(
     output.say_verdict(setup, algorithm)
     folder = output.Folder(path / output.slug(algorithm.name))
     history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
-    outcome = history.diverged or f'{algorithm.name}: {_last_metrics(history)}'
-    output.say(f'[{number}/{len(chosen)}] {outcome}')
+    shown = [m for m in ('train_loss', 'test_loss', 'test_accuracy') if m in history[-1]]
+    metrics = ', '.join(f'{m.replace("_", " ")} {history[-1][m]:.4g}' for m in shown)
+    output.say(f'[{number}/{len(chosen)}] {history.diverged or f"{algorithm.name}: {metrics}"}')
   # Written again, because a resumed comparison may have more algorithms or steps.
   output.Folder(path).write_config(algorithm=ALGORITHM.value)
   return histories
-
-
-def _last_metrics(history: decomp.History) -> str:
-  last = history[-1]
-  return ', '.join(
-    f'{name.replace("_", " ")} {last[name]:.4g}'
-    for name in ('train_loss', 'test_loss', 'test_accuracy')
-    if name in last
-  )
 
 
 if __name__ == '__main__':

@@ -88,10 +88,7 @@ def join() -> None:
     raise ValueError(f'{given[0]}={by_hand[given[0]]}: needs --coordinator=HOST:PORT too')
   try:
     jax.distributed.initialize(
-      COORDINATOR.value,
-      NUM_PROCESSES.value,
-      PROCESS_ID.value,
-      heartbeat_timeout_seconds=LOST_AFTER,
+      COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, heartbeat_timeout_seconds=LOST_AFTER
     )
   except ValueError as error:
     raise ValueError(

@@ -61,9 +61,7 @@ STRAGGLING = flags.DEFINE_float(
   'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', 0.0
 )
 MEASURED = flags.DEFINE_string(
-  'measured',
-  None,
-  'The results.json of the study network_bench, to compare the model with.',
+  'measured', None, 'The results.json of the study network_bench, to compare the model with.'
 )
 flags.adopt_module_key_flags(settings)
 
@@ -77,23 +75,31 @@ def main(argv: Sequence[str]) -> None:
     if MEASURED.value:
       compare_with(Path(MEASURED.value))
       return
-    links = build_network()
+    point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
+    links = spec.build(LINKS.value, {'lan': cost.lan}, kind='links', **point)
     works = read_runs() if RUNS.value else build_workloads()
     path = output.choose_folder('plan')
     times = cost.winner_map(works, **GRID, links=links)
     rows = table(works, links)
-  path.mkdir(parents=True, exist_ok=True)
+  found = {
+    'answer': sentence(works, links),
+    'target': TARGET.value if RUNS.value else None,
+    'links': LINKS.value,
+    'bandwidth': links.bandwidth,
+    'latency': links.latency,
+    'straggling': STRAGGLING.value,
+    'table': rows,
+    'exchanges': {work.name: [e._asdict() for e in work.exchanges] for work in works},
+    'grid': {key: value.tolist() for key, value in GRID.items()},
+    'algorithms': times.names,
+    'winner': times.winner.tolist(),
+    'environment': settings.environment(),
+  }
+  output.write_json(path / 'plan.json', found)
   output.save_plot(plots.winner_map(times, _baseline(works).name).figure, path / 'winners.png')
   report.print_table(rows, f'{works[0].topology.name} at {_at(links)}')
-  print(sentence(works, links))
-  (path / 'plan.json').write_text(json.dumps(_summary(works, links, rows, times), indent=2) + '\n')
+  print(found['answer'])
   print(f'plot: {path / "winners.png"}')
-
-
-def build_network() -> cost.Links:
-  """The network of the flags."""
-  point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
-  return spec.build(LINKS.value, {'lan': cost.lan}, kind='links', **point)
 
 
 def read_runs() -> list[cost.Workload]:
@@ -135,18 +141,12 @@ def measure(setup: settings.Setup, steps: Mapping[decomp.Algorithm, int]) -> lis
   """Workloads of algorithms with their steps to the target, timed on this machine."""
   params, _ = jax.jit(setup.task.init)(jax.random.key(0))
   compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
-  slowest = cost.straggling(compute, setup.topology.num_workers, STRAGGLING.value)
-  return [
-    cost.workload(
-      algorithm,
-      setup.topology,
-      params,
-      compute=slowest,
-      codec=cost.measure_codec(algorithm, setup.topology, params),
-      steps=count,
-    )
-    for algorithm, count in steps.items()
-  ]
+  graph, works = setup.topology, []
+  local = cost.straggling(compute, graph.num_workers, STRAGGLING.value)
+  for algorithm, count in steps.items():
+    codec = cost.measure_codec(algorithm, graph, params)
+    works += [cost.workload(algorithm, graph, params, compute=local, codec=codec, steps=count)]
+  return works
 
 
 def restore(config: Mapping[str, Any]) -> list[str]:
@@ -210,14 +210,10 @@ def compare_with(path: Path) -> None:
   if len({row['algorithm'] for row in rows}) < 2:
     raise ValueError(f'{path} must have rows of two algorithms at least, to fit one to the other')
   works = benchmarked(config)
-  measured = [
-    (
-      works[row['algorithm']],
-      cost.lan(row['bandwidth'] * 1e6, row['round_trip_ms'] / 2e3),
-      row['seconds'],
-    )
-    for row in rows
-  ]
+  measured = []
+  for row in rows:
+    links = cost.lan(row['bandwidth'] * 1e6, row['round_trip_ms'] / 2e3)
+    measured.append((works[row['algorithm']], links, row['seconds']))
   fitted = {
     work: cost.fit_transport([entry for entry in measured if entry[0] is not work])
     for work in works.values()
@@ -260,28 +256,6 @@ def benchmarked(config: Mapping[str, Any]) -> dict[str, cost.Workload]:
     codec = graph.num_workers * cost.measure_codec(algorithm, graph, params)
     works[text] = cost.workload(algorithm, graph, params, compute=0.0, codec=codec)
   return works
-
-
-def _summary(
-  works: Sequence[cost.Workload],
-  links: cost.Links,
-  rows: Sequence[Mapping[str, Any]],
-  times: cost.WinnerMap,
-) -> dict[str, Any]:
-  return {
-    'answer': sentence(works, links),
-    'target': TARGET.value if RUNS.value else None,
-    'links': LINKS.value,
-    'bandwidth': links.bandwidth,
-    'latency': links.latency,
-    'straggling': STRAGGLING.value,
-    'table': rows,
-    'exchanges': {work.name: [e._asdict() for e in work.exchanges] for work in works},
-    'grid': {key: value.tolist() for key, value in GRID.items()},
-    'algorithms': times.names,
-    'winner': times.winner.tolist(),
-    'environment': settings.environment(),
-  }
 
 
 def read_json(path: Path) -> Any:

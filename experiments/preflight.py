@@ -22,9 +22,7 @@ from decomp import theory
 from experiments.common import report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
-  'algorithm',
-  ['d_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'],
-  settings.ALGORITHM_HELP,
+  'algorithm', ['d_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'], settings.ALGORITHM_HELP
 )
 flags.adopt_module_key_flags(settings)
 

@@ -15,7 +15,6 @@ algorithm. A run that diverges is marked, and does not disturb the others. Ctrl-
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,8 +124,7 @@ def save(
   """Writes the table and a heat map for each algorithm."""
   import matplotlib.pyplot as plt
 
-  clean = [output.for_json(row) for row in rows]
-  (path / 'results.json').write_text(json.dumps(clean, indent=2) + '\n')
+  output.write_json(path / 'results.json', output.for_json(rows))
   mapped = {text: list(grids) for text, grids in chosen.items() if grids}
   if mapped:
     size = (5 * len(mapped), 4.2)

@@ -162,14 +162,19 @@ def test_other_processes_compute_no_verdict(train, monkeypatch):
   module.output.say_verdict(setup, algorithm)
 
 
-@pytest.mark.parametrize('name', ['plan', 'preflight', 'sweep'])
-def test_ctrl_c_where_nothing_can_be_continued(name, monkeypatch):
+RESUMABLE = r'; the same command with --resume continues from here'
+
+
+@pytest.mark.parametrize(
+  ('name', 'more'), [('plan', ''), ('preflight', ''), ('sweep', RESUMABLE), ('train', RESUMABLE)]
+)
+def test_ctrl_c_says_whether_it_can_be_continued(name, more, monkeypatch):
   def interrupted():
     raise KeyboardInterrupt
 
   program = Program(name, monkeypatch)
   monkeypatch.setattr(program.module.settings, 'build_setup', interrupted)
-  with pytest.raises(SystemExit, match=r'^\nstopped$'):
+  with pytest.raises(SystemExit, match=f'^\nstopped{more}$'):
     program(*TINY, '--algorithm=d_psgd=10')
 
 

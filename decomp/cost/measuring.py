@@ -19,6 +19,7 @@ from decomp.cost.model import step_seconds
 from decomp.cost.workloads import Workload
 from decomp.engine import wire
 from decomp.engine.meter import Meter
+from decomp.engine.stacked import as_is
 from decomp.topology import Topology
 
 if TYPE_CHECKING:
@@ -90,19 +91,15 @@ def fit_transport(measured: Sequence[tuple[Workload, Links, float]]) -> tuple[fl
   return float(efficiency), float(window)
 
 
-def _same(payload: PyTree) -> PyTree:
-  return payload
-
-
 class _Loopback(Meter):
   """A network of one worker who hears itself in place of the others, with all that costs."""
 
-  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = _same) -> PyTree:
+  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     return _hear(payload, decode, self._topology.degree)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     # An all-reduce adds as many numbers as the array has, a little less than once.
-    return _hear(payload, decode or _same, self._topology.num_workers - 1 if decode else 1)
+    return _hear(payload, decode or as_is, self._topology.num_workers - 1 if decode else 1)
 
 
 def _hear(payload: PyTree, decode: Callable[[PyTree], PyTree], times: int) -> PyTree:

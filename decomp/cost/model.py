@@ -95,9 +95,7 @@ def _transfer(bits: np.ndarray, links: Links) -> Any:
   """Seconds of a round's busiest worker, latency left out."""
   # As seconds per bit, infinite bandwidths and windows need no special case.
   pace = np.maximum(1 / (links.efficiency * links.bandwidth), links.latency / (4 * links.window))
-  if links.paths is None:
-    times = np.asarray(pace)[..., None, None] * bits
-  else:
-    times = np.maximum(np.asarray(pace)[..., None, None], 1 / links.paths) * bits
+  pace = np.asarray(pace)[..., None, None]
+  times = (pace if links.paths is None else np.maximum(pace, 1 / links.paths)) * bits
   received, sent = times.sum(-1), times.sum(-2)
   return (np.maximum(received, sent) if links.duplex == 'full' else received + sent).max(-1)

@@ -85,7 +85,8 @@ def classification(
     logits = model.apply({'params': params, **state}, normalize(batch['input']), train=False)
     right = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
     per_example = {'loss': _cross_entropy(logits, batch['label']), 'accuracy': right}
-    return {name: _per_example(value) for name, value in per_example.items()}
+    # The mean over the positions of a sequence, where there are any.
+    return {name: values.reshape(len(values), -1).mean(1) for name, values in per_example.items()}
 
   name = f'{dataset.name}/{type(model).__name__.lower()}'
   return Task(name, init, loss, evaluate, dataset.train, dataset.test)
@@ -108,11 +109,7 @@ def logistic_regression(
     signs = (2 * batch['label'] - 1).astype(params.dtype)
     losses = jax.nn.softplus(-signs * scores) + 0.5 * regularization * params @ params
     right = ((scores > 0) == (batch['label'] == 1)).astype(jnp.float32)
-    return {
-      'loss': losses,
-      'accuracy': right,
-      'suboptimality': losses - problem.optimal_value,
-    }
+    return {'loss': losses, 'accuracy': right, 'suboptimality': losses - problem.optimal_value}
 
   train = problem.dataset.train
   start = (jnp.zeros(dimension, jnp.float32), ())
@@ -151,11 +148,6 @@ def quadratic(
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
-def _per_example(values: jax.Array) -> jax.Array:
-  """The mean over the positions of a sequence, where there are any."""
-  return values.reshape(len(values), -1).mean(1)
 
 
 def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

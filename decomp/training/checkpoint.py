@@ -60,12 +60,9 @@ class Checkpointer:
     Args:
       directory: Where the run's checkpoints are; created if need be.
       config: What defines the run, as JSON values. Written once; every later opening must give
-        the same.
+        the same, or is refused.
       keep: How many checkpoints to keep, the latest ones.
       ignore: Keys of `config` that may differ from those the run was started with.
-
-    Raises:
-      ValueError: If the directory belongs to a run with another configuration.
     """
     path = Path(directory).absolute()
     path.mkdir(parents=True, exist_ok=True)
@@ -81,9 +78,6 @@ class Checkpointer:
       step: The number of steps done.
       state: A pytree of arrays. It may be donated once this returns.
       history_rows: The metrics so far, as JSON values.
-
-    Raises:
-      ValueError: If there is a later checkpoint, which `restore` would prefer to this one.
     """
     steps = self._manager.all_steps()
     if step in steps:
@@ -108,15 +102,12 @@ class Checkpointer:
     """Reads the latest complete checkpoint.
 
     Args:
-      like: A pytree of arrays or `jax.ShapeDtypeStruct` like the saved state; or a function that
-        makes one of the saved rows. Arrays are restored onto its shardings, and onto the default
-        device, uncommitted, where it has none.
+      like: A pytree of arrays or `jax.ShapeDtypeStruct` of the saved state's form; or a function
+        that makes one of the saved rows. Arrays are restored onto its shardings, and onto the
+        default device, uncommitted, where it has none.
 
     Returns:
       The checkpoint, or None if there is none.
-
-    Raises:
-      ValueError: If `like` has other leaves, shapes or dtypes than the saved state.
     """
     self._manager.wait_until_finished()
     step = self._manager.latest_step()

@@ -161,7 +161,9 @@ def sweep(
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
   sims = [simulate(make_algorithm(**_numbers(point)), topology, mesh) for point in points]
   starts = {seed: initial(task, seed) for seed in seeds}
-  parts = _same_shape({seed: _shards(shards, task, topology, seed) for seed in seeds})
+  dealt = {seed: shards(seed) if callable(shards) else shards for seed in seeds}
+  divided = {seed: arguments.divide(dealt[seed], task, topology, seed) for seed in seeds}
+  parts = _same_shape(divided)
   start = starts[seeds[0]]
   how, devices = choose_mapping(task, start, topology.num_workers, batch_size, 'auto', mesh)
   data = place(task, worker_examples, devices)
@@ -178,7 +180,8 @@ def sweep(
   def members(group: Sequence[int]) -> tuple[Members, PyTree]:
     chosen = [points[number] for number in group]
     seeds = [point['seed'] for point in chosen]
-    numbers = {name: _weakly_typed([point[name] for point in chosen]) for name in grids}
+    # Weakly typed as Python's numbers are, so that parameters keep their dtype whatever they meet.
+    numbers = {name: jnp.stack([jnp.asarray(p[name]) for p in chosen]) for name in grids}
     shards = _stack([parts[seed] for seed in seeds])
     return Members(np.array(seeds, np.int32), numbers, shards), _stack([starts[s] for s in seeds])
 
@@ -252,12 +255,6 @@ def _traced(make_algorithm: Callable[..., Algorithm], numbers: Mapping[str, Any]
     ) from error
 
 
-def _shards(
-  shards: Partition | str | Callable[[int], Partition], task: Task, topology: Topology, seed: int
-) -> Partition:
-  return arguments.divide(shards(seed) if callable(shards) else shards, task, topology, seed)
-
-
 def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:
   """Partitions with padding to the longest shard of all."""
   longest = max(part.indices.shape[1] for part in parts.values())
@@ -269,11 +266,6 @@ def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:
     )
     for seed, part in parts.items()
   }
-
-
-def _weakly_typed(values: Sequence[float]) -> jax.Array:
-  """As Python's numbers are in JAX, so that parameters keep their dtype whatever they meet."""
-  return jnp.stack([jnp.asarray(value) for value in values])
 
 
 def _stack(trees: Sequence[PyTree]) -> PyTree:

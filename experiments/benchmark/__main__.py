@@ -12,7 +12,6 @@ results.json and the table.
 import functools
 import importlib.util
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -27,15 +26,8 @@ import optax
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, compressors, models, tasks, topology
-from experiments.benchmark.programs import (
-  Training,
-  by_hand,
-  loop,
-  mlp_task,
-  quantized,
-  synthetic_images,
-)
+from decomp import algorithms, compressors, tasks, topology
+from experiments.benchmark.programs import Training, by_hand, loop, mlp_task, quantized, resnet_task
 from experiments.benchmark.torch_loop import torch_loop
 from experiments.common import output, report, settings
 
@@ -81,27 +73,22 @@ def main(argv: Sequence[str]) -> None:
       mark = {True: 'met', False: 'MISSED', None: ''}[row.met]
       print(f'{row.group:9} {row.what}: {row.value:.3g}{row.unit} {row.goal} {mark}', flush=True)
       output.Folder(path).write_config()
-      found = [{**r._asdict(), 'met': r.met} for r in rows]
-      (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
-  print_table(rows)
+      output.write_json(path / 'results.json', [{**r._asdict(), 'met': r.met} for r in rows])
+  marks = {True: 'met', False: 'missed', None: ''}
+  shown = [
+    {'what': r.what, 'measured': f'{r.value:.3g}{r.unit}', 'goal': r.goal, '': marks[r.met]}
+    for r in rows
+  ]
+  facts = settings.environment()
+  report.print_table(shown, f'{facts["machine"]}, jax {facts["jax"]}')
   print(path / 'results.json')
 
 
 def measure(groups: Sequence[str]) -> Iterator[Row]:
   """The rows of some groups, as they are found."""
-  functions: dict[str, Callable[[], Iterator[Row]]] = {
-    'resnet': resnet,
-    'exchange': exchange,
-    'mlp': mlp,
-    'workers': workers,
-    'small': small,
-    'memory': memory,
-    'sweep': sweep,
-    'start': start,
-  }
-  for group in GROUPS:
-    if group in groups:
-      yield from functions[group]()
+  for function in (resnet, exchange, mlp, workers, small, memory, sweep, start):
+    if function.__name__ in groups:
+      yield from function()
 
 
 class Times(dict[str, np.ndarray]):
@@ -131,9 +118,7 @@ def in_turns(programs: dict[str, Callable[[], Any]], more: int = 1) -> Times:
 
 def resnet() -> Iterator[Row]:
   """ResNet-20, 8 workers, batches of 16."""
-  model = models.resnet20(10)
-  task = synthetic_images(8, (32, 32, 3), model, 32)
-  training = Training(task, 8, 16, quantized())
+  training = Training(resnet_task(8), 8, 16, quantized())
   steps = 1 if settings.SMOKE.value else 4
   programs = {
     'step': training.steps(steps),
@@ -147,9 +132,8 @@ def resnet() -> Iterator[Row]:
   yield Row('resnet', what + 'step / gradients', found.ratio('step', 'gradients'), '<= 1.05')
   yield Row('resnet', what + 'gradients / one plain', found.ratio('gradients', 'plain'), '<= 0.6')
   if 'torch' in found:
-    yield Row(
-      'resnet', what + 'gradients / PyTorch loop', found.ratio('gradients', 'torch'), '<= 1.0'
-    )
+    ratio = found.ratio('gradients', 'torch')
+    yield Row('resnet', what + 'gradients / PyTorch loop', ratio, '<= 1.0')
   rate = steps * 8 * 16 / found.median('step')
   yield Row('resnet', what + 'samples per second', rate, unit='/s')
   yield Row('resnet', what + 'compile', training.compile_seconds, unit=' s')
@@ -229,8 +213,7 @@ def small() -> Iterator[Row]:
   for n, batch_size in ((8, 1), (64, 8)):
     steps = 1000 if settings.SMOKE.value else 10_000
     task = tasks.logistic_regression(64 * n, 123)
-    rates = []
-    hand = []
+    rates, hand = [], []
     for _ in range(1 if settings.SMOKE.value else 3):
       history = decomp.train(
         task, quantized(), topology.ring(n), steps, batch_size, eval_every=1000, progress=False
@@ -292,29 +275,16 @@ def sweep() -> Iterator[Row]:
 def start() -> Iterator[Row]:
   """How long it takes until something happens."""
   root = Path(__file__).parents[1]
-  commands = {
-    'import decomp': [sys.executable, '-c', 'import decomp'],
-    'train --help': [sys.executable, '-m', 'experiments.train', '--help'],
-  }
+
+  def run(*arguments: str) -> Callable[[], Any]:
+    command = [sys.executable, *arguments]
+    return lambda: subprocess.run(command, cwd=root, capture_output=True, check=False)
+
   found = in_turns(
-    {
-      name: functools.partial(subprocess.run, command, cwd=root, capture_output=True, check=False)
-      for name, command in commands.items()
-    }
+    {'decomp': run('-c', 'import decomp'), 'train': run('-m', 'experiments.train', '--help')}
   )
-  yield Row('start', 'import decomp', found.median('import decomp'), '<= 1.5', ' s')
-  yield Row('start', 'experiments.train --help', found.median('train --help'), unit=' s')
-
-
-def print_table(rows: Sequence[Row]) -> None:
-  """Prints rows as a table."""
-  marks = {True: 'met', False: 'missed', None: ''}
-  shown = [
-    {'what': r.what, 'measured': f'{r.value:.3g}{r.unit}', 'goal': r.goal, '': marks[r.met]}
-    for r in rows
-  ]
-  facts = settings.environment()
-  report.print_table(shown, f'{facts["machine"]}, jax {facts["jax"]}')
+  yield Row('start', 'import decomp', found.median('decomp'), '<= 1.5', ' s')
+  yield Row('start', 'experiments.train --help', found.median('train'), unit=' s')
 
 
 if __name__ == '__main__':

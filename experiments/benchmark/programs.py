@@ -38,12 +38,12 @@ def quantized(bits: int = 8, name: str = 'dcd_psgd', **options: Any) -> decomp.A
   return getattr(algorithms, name)(optax.sgd(0.01), compressor)
 
 
-def synthetic_images(n: int, shape: tuple[int, ...], model: Any, per_worker: int) -> decomp.Task:
-  """Classification of noise: speed does not depend on what the images show."""
+def synthetic_images(n: int, shape: tuple[int, ...], model: Any) -> decomp.Task:
+  """Classification of noise, 32 images a worker: speed does not depend on what they show."""
   rng = np.random.default_rng(0)
   examples: dict[str, np.ndarray] = {
-    'input': rng.integers(0, 256, (n * per_worker, *shape)).astype(np.uint8),
-    'label': rng.integers(0, 10, n * per_worker).astype(np.int32),
+    'input': rng.integers(0, 256, (32 * n, *shape)).astype(np.uint8),
+    'label': rng.integers(0, 10, 32 * n).astype(np.int32),
   }
   dataset = data.Dataset(examples, {k: v[:10] for k, v in examples.items()}, 'noise', 10)
   half = ((0.5,) * shape[-1], (0.25,) * shape[-1])
@@ -52,7 +52,12 @@ def synthetic_images(n: int, shape: tuple[int, ...], model: Any, per_worker: int
 
 def mlp_task(n: int) -> decomp.Task:
   """784-256-10."""
-  return synthetic_images(n, (28, 28, 1), models.mlp(10, hidden=(256,)), 32)
+  return synthetic_images(n, (28, 28, 1), models.mlp(10, hidden=(256,)))
+
+
+def resnet_task(n: int) -> decomp.Task:
+  """ResNet-20."""
+  return synthetic_images(n, (32, 32, 3), models.resnet20(10))
 
 
 class Training:

@@ -29,8 +29,7 @@ class Folder:
   def write_config(self, **more: Any) -> None:
     """Writes down every setting, and what the run was made with."""
     config = {**more, **settings.settings(), 'environment': settings.environment()}
-    self.path.mkdir(parents=True, exist_ok=True)
-    (self.path / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    write_json(self.path / 'config.json', config)
 
   @contextlib.contextmanager
   def writers(self, **config: Any) -> Iterator[Writer]:
@@ -108,9 +107,32 @@ def slug(text: str) -> str:
   return re.sub(r'[^\w.=]+', '-', text).strip('-')
 
 
-def for_json(row: Mapping[str, Any]) -> dict[str, Any]:
-  """JSON has no NaN: null is what other programs can read."""
-  return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+def for_json(found: Any, digits: int = 17) -> Any:
+  """JSON has no NaN: null is what other programs can read. With 17 digits floats are exact."""
+  if isinstance(found, Mapping):
+    return {k: for_json(v, digits) for k, v in found.items()}
+  if isinstance(found, list | tuple):
+    return [for_json(v, digits) for v in found]
+  if isinstance(found, float):
+    return float(f'{found:.{digits}g}') if math.isfinite(found) else None
+  return found
+
+
+def write_json(path: Path, found: Any) -> None:
+  """Writes a file, and makes its folder."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(found, indent=2) + '\n')
+
+
+def write_rows(path: Path, found: Mapping[str, Any]) -> None:
+  """Writes JSON with one line for each entry, and for each row of a table."""
+  lines = []
+  for name, value in found.items():
+    text = json.dumps(value)
+    if isinstance(value, list) and isinstance(value[0], dict):
+      text = '[\n    ' + ',\n    '.join(map(json.dumps, value)) + '\n  ]'
+    lines.append(f'  {json.dumps(name)}: {text}')
+  path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
 
 
 def save_shards(setup: settings.Setup, path: Path) -> None:

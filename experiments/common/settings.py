@@ -60,8 +60,8 @@ CONSENSUS_RATE = flags.DEFINE_float(
 class _InsteadOf(flags.Flag):
   """A flag that unsets another one: of the two the last one given holds, also after a preset."""
 
-  def __init__(self, other: str, **options: Any):
-    super().__init__(serializer=flags.ArgumentSerializer(), **options)
+  def __init__(self, name: str, other: str, parser: flags.ArgumentParser, help_string: str):
+    super().__init__(parser, flags.ArgumentSerializer(), name, None, help_string)
     self._other = other
 
   def parse(self, argument: Any) -> None:
@@ -70,21 +70,11 @@ class _InsteadOf(flags.Flag):
 
 
 STEPS = flags.DEFINE_flag(
-  _InsteadOf(
-    'epochs',
-    name='steps',
-    default=None,
-    parser=flags.IntegerParser(lower_bound=1),
-    help_string='Steps of each worker, by default 1000.',
-  )
+  _InsteadOf('steps', 'epochs', flags.IntegerParser(1), 'Steps of each worker, by default 1000.')
 )
 EPOCHS = flags.DEFINE_flag(
   _InsteadOf(
-    'steps',
-    name='epochs',
-    default=None,
-    parser=flags.FloatParser(lower_bound=0.0),
-    help_string='Passes through the data, instead of --steps.',
+    'epochs', 'steps', flags.FloatParser(0.0), 'Passes through the data, instead of --steps.'
   )
 )
 BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1)

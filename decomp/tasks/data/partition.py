@@ -89,8 +89,7 @@ def by_label(labels: np.ndarray, num_workers: int) -> Partition:
     array([[1, 3],
            [0, 2]], dtype=int32)
   """
-  labels = _check_labels(labels)
-  _check_num_workers(num_workers, len(labels))
+  labels = _check_labels(labels, num_workers)
   return _pack(np.array_split(np.argsort(labels, kind='stable'), num_workers))
 
 
@@ -112,8 +111,7 @@ def dirichlet(labels: np.ndarray, num_workers: int, alpha: float, seed: int = 0)
     Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated
     visual classification", https://arxiv.org/abs/1909.06335
   """
-  labels = _check_labels(labels)
-  _check_num_workers(num_workers, len(labels))
+  labels = _check_labels(labels, num_workers)
   if not 0 < alpha <= 1e6:
     raise ValueError(f'alpha={alpha}: must be positive, and at most 1e6, where shards are alike')
   rng = np.random.default_rng(seed)
@@ -148,12 +146,13 @@ def _pack(shards: Sequence[np.ndarray]) -> Partition:
   return Partition(indices, lengths)
 
 
-def _check_labels(labels: np.ndarray) -> np.ndarray:
+def _check_labels(labels: np.ndarray, num_workers: int) -> np.ndarray:
   labels = np.asarray(labels)
   if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
     raise ValueError(
       f'labels is {labels.dtype} of shape {labels.shape}: must be integers of shape [N]'
     )
+  _check_num_workers(num_workers, len(labels))
   return labels
 
 

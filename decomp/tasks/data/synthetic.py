@@ -84,13 +84,10 @@ def quadratic(
   # Rounded first, so that the optimum is that of the numbers a worker really holds.
   hessians = hessians.astype(np.float32)
   centers = (rng.standard_normal(dimension) - steps).astype(np.float32)
-  return Quadratic(hessians, centers, _minimiser(hessians, centers), noise)
-
-
-def _minimiser(hessians: np.ndarray, centers: np.ndarray) -> np.ndarray:
   exact = hessians.astype(np.float64)
   right = (exact @ centers[..., None].astype(np.float64)).sum(axis=0)[:, 0]
-  return np.linalg.solve(exact.sum(axis=0), right).astype(np.float32)
+  optimum = np.linalg.solve(exact.sum(axis=0), right).astype(np.float32)
+  return Quadratic(hessians, centers, optimum, noise)
 
 
 class LogisticRegression(NamedTuple):
@@ -116,17 +113,12 @@ class LogisticRegression(NamedTuple):
 
   def suboptimality(self, weights: np.ndarray) -> float:
     """Returns f(w) - f* over all training examples, in float64 on the host."""
-    signed = _signed(self.dataset.train)
-    return _value(np.asarray(weights, np.float64), signed, self.regularization) - (
-      self.optimal_value
-    )
+    weights = np.asarray(weights, np.float64)
+    return _value(weights, _signed(self.dataset.train), self.regularization) - self.optimal_value
 
 
 def logistic_regression(
-  num_examples: int = 1000,
-  dimension: int = 20,
-  regularization: float = 1e-2,
-  seed: int = 0,
+  num_examples: int = 1000, dimension: int = 20, regularization: float = 1e-2, seed: int = 0
 ) -> LogisticRegression:
   """Draws Gaussian inputs with labels from a logistic model, and finds the optimum.
 

@@ -9,12 +9,4 @@ from decomp.tasks.models.dense import mlp, softmax_regression
 from decomp.tasks.models.resnet import resnet, resnet8, resnet20
 from decomp.tasks.models.transformer import char_transformer
 
-__all__ = [
-  'char_transformer',
-  'cnn',
-  'mlp',
-  'resnet',
-  'resnet8',
-  'resnet20',
-  'softmax_regression',
-]
+__all__ = ['char_transformer', 'cnn', 'mlp', 'resnet', 'resnet8', 'resnet20', 'softmax_regression']

@@ -96,12 +96,7 @@ def resnet8(num_classes: int = 10, norm: str = 'batch') -> nn.Module:
 def _conv3x3(features: int, stride: int = 1) -> Conv:
   # Symmetric padding, unlike 'SAME' with stride 2, centres the outputs on the pixels that the
   # shortcut keeps.
-  return Conv(
-    features,
-    strides=(stride, stride),
-    padding=((1, 1), (1, 1)),
-    use_bias=False,
-  )
+  return Conv(features, strides=(stride, stride), padding=((1, 1), (1, 1)), use_bias=False)
 
 
 def _norm(name: str, features: int, train: bool) -> nn.Module:

@@ -27,17 +27,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags
 
 from experiments.common import output, report, settings
-from experiments.studies.disagreement.bench import ALGORITHMS, FAMILIES, Bench, Plan, Row, Setting
+from experiments.studies.disagreement import plot
+from experiments.studies.disagreement.bench import ALGORITHMS, FAMILIES, Bench, Plan, Row
 from experiments.studies.disagreement.runs import BOTH, BUCKET, Digits, Lab, Quadratics
 
-flags.declare_key_flag('output')
-flags.declare_key_flag('seed')
-flags.declare_key_flag('smoke')
+for flag in ('output', 'seed', 'smoke'):
+  flags.declare_key_flag(flag)
 
 ALL = (8, 7, 6, 5, 4, 3, 2)
 FEWER = (8, 6, 4, 3, 2)
@@ -61,12 +60,12 @@ FULL = Plan(
   levels=(18, 20, 22, 24),
   limits=tuple(2.0**k for k in (-10, -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2)),
   settings=[
-    Setting('quadratic', 8, 'falling', SOME),
-    Setting('digits', 8, 'falling', SOME),
-    Setting('digits', 8, 'momentum', SOME),
-    Setting('digits', 8, 'weight decay', SOME),
-    Setting('digits', 8, BOTH, [*SOME[:2], ('max', 4), *[('ecd_grid', bits) for bits in ALL]]),
-    Setting('digits', 16, BOTH, [('ecd_grid', bits) for bits in FEWER]),
+    ('quadratic', 8, 'falling', SOME),
+    ('digits', 8, 'falling', SOME),
+    ('digits', 8, 'momentum', SOME),
+    ('digits', 8, 'weight decay', SOME),
+    ('digits', 8, BOTH, [*SOME[:2], ('max', 4), *[('ecd_grid', bits) for bits in ALL]]),
+    ('digits', 16, BOTH, [('ecd_grid', bits) for bits in FEWER]),
   ],
 )
 SMALL = Plan(
@@ -122,7 +121,8 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(f'\nstopped; results.json in {path} has the problems that were finished')
   for problem in ('quadratic', 'digits'):
     report.print_table(regimes(found['rows'], problem), f'{problem}: works down to so many bits')
-  draw(path)
+  # From what was written, where numbers that are not finite are null.
+  output.save_plot(plot.figure(json.loads((path / 'results.json').read_text())), path / 'plot.png')
   print(f'plot: {path / "plot.png"}')
 
 
@@ -153,7 +153,7 @@ def measure(plan: Plan, seed: int, path: Path) -> Row:
       print(f'{where}: {_line(row)}', flush=True)
     found['minutes'] = round((time.monotonic() - began) / 60, 1)
     found['cpu_minutes'] = round((time.process_time() - cpu) / 60, 1)
-    (path / 'results.json').write_text(_as_text(found))
+    output.write_rows(path / 'results.json', output.for_json(found, digits=5))
   return found
 
 
@@ -181,37 +181,11 @@ def least_bits(rows: Sequence[Row]) -> str:
   return least
 
 
-def draw(path: Path) -> None:
-  """Writes plot.png, from results.json."""
-  from experiments.studies.disagreement import plot  # here, for matplotlib
-
-  found = json.loads((path / 'results.json').read_text())
-  output.save_plot(plot.figure(found), path / 'plot.png')
-
-
 def _line(row: Row) -> str:
   said = f' (expected {row["predicted"]:.3g})' if 'predicted' in row else ''
   limit = f' to ±{row["limit"]:.3g}' if math.isfinite(row['limit']) else ''
   what = f'{row["algorithm"]} {row["family"]} {row["bits"]:.3g} bits{limit}'
   return f'{what}: {row["outcome"]}, {row["ratio"]:.3g} times d_psgd{said}'
-
-
-def _as_text(found: Row) -> str:
-  """JSON with a line for each row, and null for what is not finite."""
-
-  def clean(value: Any) -> Any:
-    if isinstance(value, dict):
-      return {k: clean(v) for k, v in value.items()}
-    if isinstance(value, list):
-      return [clean(v) for v in value]
-    if isinstance(value, float):
-      return float(f'{value:.5g}') if math.isfinite(value) else None
-    return value
-
-  lines = {name: json.dumps(clean(value)) for name, value in found.items()}
-  for name in ('references', 'rows'):
-    lines[name] = '[\n    ' + ',\n    '.join(json.dumps(clean(r)) for r in found[name]) + '\n  ]'
-  return '{\n  ' + ',\n  '.join(f'"{name}": {text}' for name, text in lines.items()) + '\n}\n'
 
 
 if __name__ == '__main__':

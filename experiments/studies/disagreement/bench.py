@@ -9,20 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from decomp.base import PyTree
-from experiments.studies.disagreement import theory
-from experiments.studies.disagreement.runs import (
-  BUCKET,
-  BUCKETS,
-  FIXED,
-  MAXIMUM,
-  NORM,
-  Grid,
-  Lab,
-  Quadratics,
-  Runner,
-  Track,
-)
+from experiments.studies.disagreement import runs, theory
+from experiments.studies.disagreement.runs import FIXED, NORM, Grid, Quadratics, Track
 
 ALGORITHMS = ('dcd_psgd', 'ecd_psgd')
 CONVERGED = 2.0
@@ -39,34 +27,14 @@ TIMES = 12
 Row = dict[str, Any]
 
 
-class Family(NamedTuple):
-  """Quantizers that differ in bits only.
-
-  Attributes:
-    kind: what the grid is scaled by.
-    limit_of: whose largest message is the limit, of a fixed grid.
-  """
-
-  kind: int
-  limit_of: str = ''
-
-
 FAMILIES = {
-  'qsgd': Family(NORM),
-  'max': Family(MAXIMUM),
-  'bucket': Family(BUCKETS),
-  'dcd_grid': Family(FIXED, 'dcd_psgd'),
-  'ecd_grid': Family(FIXED, 'ecd_psgd'),
+  'qsgd': (NORM, ''),
+  'max': (runs.MAXIMUM, ''),
+  'bucket': (runs.BUCKETS, ''),
+  'dcd_grid': (FIXED, 'dcd_psgd'),
+  'ecd_grid': (FIXED, 'ecd_psgd'),
 }
-
-
-class Setting(NamedTuple):
-  """Something else than a constant step size, and the family and bits that are run with it."""
-
-  problem: str
-  num_workers: int
-  variant: str
-  cells: Sequence[tuple[str, int]]
+"""Quantizers that differ in bits: what scales the grid, and whose largest message limits it."""
 
 
 class Plan(NamedTuple):
@@ -80,7 +48,8 @@ class Plan(NamedTuple):
     bits: of each family, for each number of workers on the ring.
     levels: further levels of qsgd, around where DCD should end.
     limits: of fixed grids with 4 bits, over the largest message of ECD.
-    settings: other ones than a constant step size.
+    settings: other ones than a constant step size, each as problem, number of workers, variant,
+      and the families and bits that are run with it.
   """
 
   steps: int
@@ -90,24 +59,19 @@ class Plan(NamedTuple):
   bits: Mapping[int, Mapping[str, Sequence[int]]]
   levels: Sequence[int]
   limits: Sequence[float]
-  settings: Sequence[Setting]
-
-
-def levels_of(kind: int, bits: float) -> int:
-  """Levels a side; QSGD's authors don't count the sign's bit."""
-  return round(2**bits) - 1 if kind == NORM else round(2 ** (bits - 1)) - 1
+  settings: Sequence[tuple[str, int, str, Sequence[tuple[str, int]]]]
 
 
 class Bench:
   """One problem in one setting: its reference, its limits, and rows for any quantizer."""
 
-  def __init__(self, lab: Lab, variant: str, plan: Plan, seeds: Sequence[int]):
+  def __init__(self, lab: runs.Lab, variant: str, plan: Plan, seeds: Sequence[int]):
     self.lab, self.variant, self.plan = lab, variant, plan
     optimizer, self._rates = _optimizer(variant, lab.rate, plan.steps)
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     starts = jax.jit(jax.vmap(lab.start))(keys)
     self._runners = {
-      name: Runner(lab, name, optimizer, plan.steps, plan.every, keys, starts)
+      name: runs.Runner(lab, name, optimizer, plan.steps, plan.every, keys, starts)
       for name in ('d_psgd', *ALGORITHMS)
     }
     self._accuracy = jax.jit(jax.vmap(lab.accuracy))
@@ -137,12 +101,14 @@ class Bench:
     kind, limit_of = FAMILIES[family]
     limit = self.limits[limit_of] if limit_of else math.inf
     for number in bits:
-      yield {'family': family, 'bits': number, 'levels': levels_of(kind, number), 'limit': limit}
+      # Levels a side; QSGD's authors don't count the sign's bit.
+      levels = round(2 ** (number - (kind != NORM))) - 1
+      yield {'family': family, 'bits': number, 'levels': levels, 'limit': limit}
 
   def rows(self, grids: Iterable[Row], chosen: Sequence[str] = ALGORITHMS) -> Iterator[Row]:
     """Predictions and results of each quantizer with each algorithm."""
     for row in grids:
-      grid = Grid(FAMILIES[row['family']].kind, row['levels'], row['limit'])
+      grid = Grid(FAMILIES[row['family']][0], row['levels'], row['limit'])
       in_parts = row['family'] == 'ecd_grid' and 'swept' not in row
       for name in chosen:
         expected = self._expected(name, grid, in_parts)  # before looking
@@ -157,15 +123,16 @@ class Bench:
     losses = _last(track.losses.sum(-1), self._looks)
     ratios, diverged = losses / self._losses, ~(losses <= self._at_start)
     workers = _last(track.steps.worker, self.plan.steps) / self._worker
-    clipped = track.steps.clipped
+    clipped, average = track.steps.clipped, track.average
+    converged = (ratios <= CONVERGED).all()
     return {
-      'outcome': _outcome(ratios, diverged),
+      'outcome': 'diverged' if diverged.any() else 'converged' if converged else 'stalled',
       'ratio': float(ratios.mean()),
       'ratios': _rounded(ratios),
       'diverged': int(diverged.sum()),
       'worker_ratio': float(workers.mean()),
-      'accuracy': float(self._accuracy(track.average).mean()),
-      'model_rms': _rms(track.average),
+      'accuracy': float(self._accuracy(average).mean()),
+      'model_rms': float(optax.tree.norm(average)) / math.sqrt(optax.tree.size(average)),
       'alpha2': float(np.nanmedian(_alpha2(track))),
       'clipped': float(clipped[:, -max(1, clipped.shape[1] // 5) :].mean()),
     }
@@ -227,8 +194,8 @@ def noise_of(grid: Grid, size: int) -> tuple[theory.Noise, float]:
     return theory.noise_of_fixed(float(grid.limit / grid.levels)), math.nan
   in_rms = {
     NORM: math.sqrt(size),
-    MAXIMUM: theory.largest(size),
-    BUCKETS: theory.largest(min(BUCKET, size)),
+    runs.MAXIMUM: theory.largest(size),
+    runs.BUCKETS: theory.largest(min(runs.BUCKET, size)),
   }[int(grid.kind)]
   alpha2 = float(theory.rounding_noise(in_rms / grid.levels))
   return theory.noise_of_scaled(alpha2), alpha2
@@ -261,16 +228,6 @@ def _alpha2(track: Track) -> np.ndarray:
   """The mean over seeds, [steps]."""
   with np.errstate(all='ignore'):
     return track.steps.noise2.mean(0) / track.steps.message2.mean(0)
-
-
-def _rms(params: PyTree) -> float:
-  return float(optax.tree.norm(params)) / math.sqrt(optax.tree.size(params))
-
-
-def _outcome(ratios: np.ndarray, diverged: np.ndarray) -> str:
-  if diverged.any():
-    return 'diverged'
-  return 'converged' if (ratios <= CONVERGED).all() else 'stalled'
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -117,8 +117,7 @@ class Digits:
     self.graph = topology.ring(num_workers)
     self._task = tasks.digits()
     self._shards = data.partition.iid(self._task.train['label'], num_workers, seed)
-    self._train = {name: jnp.asarray(values) for name, values in self._task.train.items()}
-    self._test = {name: jnp.asarray(values) for name, values in self._task.test.items()}
+    self._train, self._test = jax.tree.map(jnp.asarray, (self._task.train, self._task.test))
 
   def start(self, key: jax.Array) -> PyTree:
     """Drawn from the key."""
@@ -129,7 +128,7 @@ class Digits:
 
     def one(worker: jax.Array, params: PyTree) -> tuple[jax.Array, PyTree]:
       chosen = batches.sample(key, t, worker, self._shards, BATCH_SIZE)
-      batch = {name: values[chosen] for name, values in self._train.items()}
+      batch = jax.tree.map(lambda values: values[chosen], self._train)
       return jax.value_and_grad(lambda p: self._task.loss(p, {}, batch, key)[0])(params)
 
     return jax.vmap(one)(jnp.arange(self.graph.num_workers), params)
@@ -181,7 +180,7 @@ class Track(NamedTuple):
 class Runner:
   """The compiled program of one algorithm on one problem, for all quantizers and some seeds.
 
-  Seeds are split over the devices, one for each core.
+  Seeds are split over as many devices as can share them evenly.
 
   Args:
     lab: the problem.
@@ -207,10 +206,11 @@ class Runner:
     self._steps, self._every, self._keys, self._starts = steps, every, keys, starts
     self._init = jax.jit(jax.vmap(self._simulation(Grid(NORM, 1.0)).init))
     self._average = jax.jit(jax.vmap(_average))
+    sharing = max(k for k in range(1, jax.device_count() + 1) if len(keys) % k == 0)
     self._advance = jax.jit(
       jax.shard_map(
         jax.vmap(self._chunk, in_axes=(0, 0, None, None)),
-        mesh=Mesh(np.array(_devices(len(keys))), 'seed'),
+        mesh=Mesh(np.array(jax.devices()[:sharing]), 'seed'),
         in_specs=(P('seed'), P('seed'), P(), P()),
         out_specs=P('seed'),
         check_vma=False,
@@ -247,41 +247,28 @@ class Runner:
     def step(state: decomp.State, t: jax.Array) -> tuple[decomp.State, Step]:
       losses, grads = self._lab.gradients(data_key, t, state.params)
       after, info = sim.step(step_key, grads, state)
-      return after, self._measure(grid, grads, state, after, info, losses)
+      change = optax.tree.sub(after.params, state.params)
+      extrapolated = tree.add_scaled(state.params, after.round.astype(float) / 2, change)
+      message, error2 = extrapolated, jnp.zeros(())
+      if self._name == 'dcd_psgd':
+        workers = state.workers
+        updates, _ = jax.vmap(self._optimizer.update)(grads, workers.opt_state, workers.params)
+        message = optax.tree.add(workers.pull, updates)
+      if self._name == 'ecd_psgd':
+        error2 = self._error2(after)
+      beyond = jax.tree.map(lambda leaf: (jnp.abs(leaf) > grid.limit).sum(), message)
+      message2 = info.message_norm**2 / (optax.tree.size(message) // self._lab.graph.num_workers)
+      return after, Step(
+        message2.mean(),
+        (info.compression_error * message2).mean(),
+        optax.tree.sum(beyond) / optax.tree.size(message),
+        error2,
+        jnp.stack([optax.tree.norm(x, ord='inf') for x in (change, extrapolated)]),
+        losses.mean(),
+      )
 
-    times = first + jnp.arange(self._every)
-    state, steps = jax.lax.scan(step, state, times)
+    state, steps = jax.lax.scan(step, state, first + jnp.arange(self._every))
     return state, (self._lab.losses(_average(state)), steps)
-
-  def _measure(
-    self,
-    grid: Grid,
-    grads: PyTree,
-    before: decomp.State,
-    after: decomp.State,
-    info: decomp.base.Info,
-    losses: jax.Array,
-  ) -> Step:
-    size = optax.tree.size(before.params) // self._lab.graph.num_workers
-    change = optax.tree.sub(after.params, before.params)
-    extrapolated = tree.add_scaled(before.params, after.round.astype(float) / 2, change)
-    message, error2 = extrapolated, jnp.zeros(())
-    if self._name == 'dcd_psgd':
-      workers = before.workers
-      updates, _ = jax.vmap(self._optimizer.update)(grads, workers.opt_state, workers.params)
-      message = optax.tree.add(workers.pull, updates)
-    if self._name == 'ecd_psgd':
-      error2 = self._error2(after)
-    beyond = jax.tree.map(lambda leaf: (jnp.abs(leaf) > grid.limit).sum(), message)
-    message2 = info.message_norm**2 / size
-    return Step(
-      message2.mean(),
-      (info.compression_error * message2).mean(),
-      optax.tree.sum(beyond) / optax.tree.size(message),
-      error2,
-      jnp.stack([_largest(change), _largest(extrapolated)]),
-      losses.mean(),
-    )
 
   def _error2(self, state: decomp.State) -> jax.Array:
     """The sum of W_ij x̃_j is off by the sum of W_ij e_j, with independent e_j."""
@@ -291,17 +278,5 @@ class Runner:
     return off2 / optax.tree.size(exact) / (matrix[0] ** 2).sum()
 
 
-def _devices(seeds: int) -> list[jax.Device]:
-  """As many as can share the seeds evenly."""
-  count = min(seeds, jax.device_count())
-  while seeds % count:
-    count -= 1
-  return jax.devices()[:count]
-
-
 def _average(state: decomp.State) -> PyTree:
   return metrics.mean_over_workers(state.params)
-
-
-def _largest(params: PyTree) -> jax.Array:
-  return jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(params)]).max()

@@ -178,12 +178,3 @@ def ecd_error_bounded(variance: float, t: np.ndarray) -> np.ndarray:
 def ecd_error_scaled(alpha2: float, model2: float, change2: float, t: np.ndarray) -> np.ndarray:
   """|x̃ - x|² of ECD, of noise α²|z|² with |z|² = |x|² + (t/2)²|w|², w the change of x in a step."""
   return alpha2 * (4 / 3 * model2 / t + change2 * t / 5)
-
-
-def ecd_limit(rate: float, curvature: float, gain: float, steps: int) -> float:
-  """The α² from which on ECD doubles D-PSGD's error after T steps, 5γh / (2 (1 + K) T).
-
-  The mean settles where its gradient is e/γ, so that |e|²/(γh)² stands against the γσ²/(2h) of
-  SGD, with |e|² = α²|w|²T/5 and |w|² = (γσ)²(1 + K).
-  """
-  return 5 * rate * curvature / (2 * (1 + gain) * steps)

@@ -193,9 +193,9 @@ def write(path: Path, cells: Sequence[Cell], reference: float) -> None:
     'seed': settings.SEED.value,
     'allreduce': reference,
     'agreement': agreement(cells),
-    'cells': [output.for_json(cell._asdict() | {'agrees': cell.agrees}) for cell in cells],
+    'cells': output.for_json([cell._asdict() | {'agrees': cell.agrees} for cell in cells]),
   }
-  (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+  output.write_json(path / 'results.json', found)
   (path / 'results.md').write_text(report.markdown(table(cells)))
 
 

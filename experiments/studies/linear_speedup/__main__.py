@@ -22,7 +22,6 @@ plot.png.
 """
 
 import functools
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,13 +34,12 @@ import optax
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, compressors, metrics, spec, topology
+from decomp import compressors, metrics, spec, topology
 from decomp.tasks.data import partition
 from experiments.common import output, report, settings
 
-flags.declare_key_flag('output')
-flags.declare_key_flag('seed')
-flags.declare_key_flag('smoke')
+for flag in ('output', 'seed', 'smoke'):
+  flags.declare_key_flag(flag)
 
 EXAMPLES = 1024
 DIMENSION = 16
@@ -160,8 +158,7 @@ def runner(problem: Regression, make: Make, n: int) -> Callable[[jax.Array, int]
 
 def build(text: str, optimizer: optax.GradientTransformation) -> decomp.Algorithm:
   """An algorithm from its text."""
-  makers = {n: functools.partial(getattr(algorithms, n), optimizer) for n in algorithms.__all__}
-  return spec.build(text, [makers, compressors], kind='algorithm')
+  return spec.build(text, [spec.algorithms(optimizer), compressors], kind='algorithm')
 
 
 def measure(problem: Regression, text: str, grid: Grid, seed: int) -> Runs:
@@ -173,11 +170,7 @@ def measure(problem: Regression, text: str, grid: Grid, seed: int) -> Runs:
     found.append([jax.device_get(run(keys, steps)) for steps in grid.steps])
     shown = ', '.join(f'{runs.error.mean():.3g}' for runs in found[-1])
     print(f'  n = {n}: {shown}', flush=True)
-  return Runs(*(np.array(x, np.float64) for x in zip(*map(_stack, found), strict=True)))
-
-
-def _stack(row: Sequence[Runs]) -> Runs:
-  return Runs(*zip(*row, strict=True))
+  return Runs(*np.moveaxis(np.array(found, np.float64), 2, 0))
 
 
 class Estimate(NamedTuple):
@@ -196,9 +189,8 @@ def jackknife(statistic: Callable[[np.ndarray], np.ndarray], samples: np.ndarray
   without = (samples.sum(-1, keepdims=True) - samples) / (count - 1)
   others = np.array([statistic(without[..., k]) for k in range(count)])
   errors = np.sqrt((count - 1) * others.var(axis=0))
-  return [
-    Estimate(*map(float, pair)) for pair in zip(statistic(samples.mean(-1)), errors, strict=True)
-  ]
+  pairs = zip(statistic(samples.mean(-1)), errors, strict=True)
+  return [Estimate(float(value), float(error)) for value, error in pairs]
 
 
 def slopes(errors: np.ndarray, *logs: np.ndarray) -> np.ndarray:
@@ -277,9 +269,8 @@ def draw(
   handles, labels = axes[0, 0].get_legend_handles_labels()
   figure.legend(handles, labels, loc='outside lower center', ncols=len(labels), fontsize=9)
   _draw_lag(axes.flat[len(found)], means, grid)
-  figure.suptitle(
-    'Error, the mean over T steps of |∇f(x̄)|², of n workers on a ring; step size sqrt(n/T)/σ'
-  )
+  title = 'Error, the mean over T steps of |∇f(x̄)|², of n workers on a ring; step size sqrt(n/T)/σ'
+  figure.suptitle(title)
   return figure
 
 
@@ -296,11 +287,10 @@ def _draw_errors(ax: Any, errors: np.ndarray, found: Fit, problem: Regression, g
   ends = np.array([samples.min(), samples.max()])
   line = problem.constant / np.sqrt(ends)
   ax.plot(ends, line, color='black', linewidth=0.8, label='C/√(nT), not fitted')
-  text = f'in n: {found.n}\nin T: {found.steps}\nin nT: {found.both}'
-  if found.misfit > 1.1:
-    text = f'slopes (no power law)\n{text}'
-  else:
-    text = f'slopes\n{text}'
+  lawless = found.misfit > 1.1
+  title = 'slopes (no power law)' if lawless else 'slopes'
+  text = f'{title}\nin n: {found.n}\nin T: {found.steps}\nin nT: {found.both}'
+  if not lawless:
     late = np.array(grid.steps) >= grid.settled
     x, y = np.log(samples[:, late]), np.log(errors[:, late])
     line = np.exp(y.mean() + found.both.value * (np.log(ends) - x.mean()))
@@ -336,18 +326,14 @@ def cells(text: str, runs: Runs, problem: Regression, grid: Grid) -> list[dict[s
       'algorithm': text,
       'n': n,
       'T': steps,
-      'error': _short(runs.error[i, j].mean()),
-      'stderr': _short(spread[i, j]),
-      'clipped': _short(runs.clipped[i, j].mean()),
+      'error': runs.error[i, j].mean(),
+      'stderr': spread[i, j],
+      'clipped': runs.clipped[i, j].mean(),
       'worse than at the start': int((~(runs.loss[i, j] <= start)).sum()),
     }
     for i, n in enumerate(grid.workers)
     for j, steps in enumerate(grid.steps)
   ]
-
-
-def _short(value: float) -> float | None:
-  return float(f'{value:.4g}') if np.isfinite(value) else None
 
 
 def print_errors(text: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -381,29 +367,6 @@ def print_slopes(fits: Mapping[str, Fit], grid: Grid) -> None:
   report.print_table(late, f'slopes, all but the last from T = {grid.settled} on')
 
 
-def as_json(results: Mapping[str, Any]) -> str:
-  """One line for each cell and fit."""
-  lines = []
-  for name, value in results.items():
-    if isinstance(value, list):
-      rows = ',\n'.join(f'    {json.dumps(row, allow_nan=False)}' for row in value)
-      lines.append(f'  {json.dumps(name)}: [\n{rows}\n  ]')
-    else:
-      lines.append(f'  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}')
-  return '{\n' + ',\n'.join(lines) + '\n}\n'
-
-
-def _plain(found: Any) -> Any:
-  """Estimates as pairs."""
-  if isinstance(found, float):
-    return _short(found)
-  if isinstance(found, Estimate):
-    return [_short(x) for x in found]
-  if isinstance(found, list):
-    return [_plain(x) for x in found]
-  return {name: _plain(value) for name, value in found._asdict().items()}
-
-
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
@@ -417,7 +380,7 @@ def main(argv: Sequence[str]) -> None:
   for number, text in enumerate(grid.algorithms, start=1):
     print(f'[{number}/{len(grid.algorithms)}] {text}, errors for T = {grid.steps}', flush=True)
     found[text] = measure(problem, text, grid, seed)
-    rows += cells(text, found[text], problem, grid)
+    rows += output.for_json(cells(text, found[text], problem, grid), digits=4)
     print_errors(text, rows[-len(grid.workers) * len(grid.steps) :])
   fits = {text: fit(runs.error, grid) for text, runs in found.items()}
   print_slopes(fits, grid)
@@ -428,11 +391,11 @@ def main(argv: Sequence[str]) -> None:
     'minutes': round(minutes, 1),
     'environment': settings.environment(),
     'grid': {k: v for k, v in grid._asdict().items() if k != 'algorithms'},
-    'problem': {name: _short(value) for name, value in numbers.items()},
-    'slopes': [{'algorithm': text, **_plain(value)} for text, value in fits.items()],
+    'problem': output.for_json(numbers, digits=4),
+    'slopes': [{'algorithm': k, **output.for_json(f._asdict(), digits=4)} for k, f in fits.items()],
     'cells': rows,
   }
-  (path / 'results.json').write_text(as_json(results))
+  output.write_rows(path / 'results.json', results)
   output.save_plot(draw(found, fits, problem, grid), path / 'plot.png')
   print(f'{minutes:.1f} minutes; plot: {path / "plot.png"}')
 

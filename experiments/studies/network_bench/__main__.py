@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,12 +36,7 @@ from experiments.studies.network_bench.worker import build_algorithm
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm',
-  [
-    'allreduce',
-    'd_psgd',
-    'dcd_psgd(stochastic_quantizer(8))',
-    'dcd_psgd(stochastic_quantizer(4))',
-  ],
+  ['allreduce', 'd_psgd', 'dcd_psgd(stochastic_quantizer(8))', 'dcd_psgd(stochastic_quantizer(4))'],
   'What to measure, each with its compressor.',
 )
 BANDWIDTHS = flags.DEFINE_list(
@@ -151,28 +146,22 @@ def bench(links: Sequence[Link], path: Path) -> list[Row]:
   rows: list[Row] = []
   with ShapedNetwork(WORKERS.value) as network, Workers(network, SIZE.value) as workers:
     print(f'latency by {network.latency_method} -> {path}', flush=True)
-    path.mkdir(parents=True, exist_ok=True)
-    config = json.dumps(_config(network), indent=2)
-    (path / 'config.json').write_text(config + '\n')
+    output.write_json(path / 'config.json', _config(network))
     for text in ALGORITHM.value:
       start = time.perf_counter()
       workers.run(text, 1, 1)
       print(f'compiled {text} in {time.perf_counter() - start:.1f} s', flush=True)
     for number, link in enumerate(links, start=1):
       network.shape(*link)
-      found = list(_measure_all(network, workers, link))
-      rows += found
-      (path / 'results.json').write_text(json.dumps(rows, indent=2) + '\n')
-      times = ', '.join(f'{r["algorithm"]} {1e3 * r["seconds"]:.4g} ms' for r in found)
-      print(f'[{number}/{len(links)}] {_name(link)}: {times}', flush=True)
+      where, times = {**link._asdict(), 'round_trip_ms': network.round_trip()}, []
+      for text in ALGORITHM.value:
+        row = measure(text, workers.run, network.bytes_sent)
+        rows.append({'algorithm': text, **where, **row})
+        times.append(f'{text} {1e3 * row["seconds"]:.4g} ms')
+      output.write_json(path / 'results.json', rows)
+      name = f'{link.bandwidth:g} Mbit/s, {link.latency:g} ms'
+      print(f'[{number}/{len(links)}] {name}: {", ".join(times)}', flush=True)
   return rows
-
-
-def _measure_all(network: ShapedNetwork, workers: Workers, link: Link) -> Iterator[Row]:
-  round_trip = network.round_trip()
-  for text in ALGORITHM.value:
-    row = measure(text, workers.run, network.bytes_sent)
-    yield {'algorithm': text, **link._asdict(), 'round_trip_ms': round_trip, **row}
 
 
 def measure(
@@ -271,16 +260,8 @@ def _config(network: ShapedNetwork) -> dict[str, Any]:
   return {
     **{holder.name: holder.value for holder in ours},
     'latency method': network.latency_method,
-    'environment': {
-      **settings.environment(),
-      'devices': devices,
-      'kernel': platform.release(),
-    },
+    'environment': {**settings.environment(), 'devices': devices, 'kernel': platform.release()},
   }
-
-
-def _name(link: Link) -> str:
-  return f'{link.bandwidth:g} Mbit/s, {link.latency:g} ms'
 
 
 def _numbers(holder: flags.FlagHolder[Any]) -> list[float]:

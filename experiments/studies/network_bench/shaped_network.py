@@ -15,8 +15,6 @@ A namespace lives as long as a process in it, and all of these processes end whe
 one closes. So nothing is left behind, whatever this process dies of.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import fcntl
@@ -32,7 +30,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 LEAST_DELAY = 0.5
 """In ms: a shorter delay is within what the way through a process takes by itself."""
@@ -58,7 +56,7 @@ class ShapedNetwork:
   def __init__(self, num_workers: int):
     self.num_workers = num_workers
 
-  def __enter__(self) -> ShapedNetwork:
+  def __enter__(self) -> Self:
     with contextlib.ExitStack() as stack:
       self._switch = self._namespace(stack)
       self._workers = [self._namespace(stack) for _ in range(self.num_workers)]
@@ -141,18 +139,14 @@ class ShapedNetwork:
       lines += [f'link set {port} master switch up']
     _batch(self._switch, 'ip', lines)
     for worker, pid in enumerate(self._workers):
-      # Without IPv6 addresses nothing but the workers' own messages is sent.
-      _batch(
-        pid,
-        'ip',
-        [
-          'link set lo up',
-          f'link set eth0 address 02:00:00:00:{worker // 256:02x}:{worker % 256:02x}',
-          'link set eth0 addrgenmode none',
-          f'address add {self.address(worker)}/16 dev eth0',
-          'link set eth0 up',
-        ],
-      )
+      lines = [
+        'link set lo up',
+        f'link set eth0 address 02:00:00:00:{worker // 256:02x}:{worker % 256:02x}',
+        'link set eth0 addrgenmode none',  # no IPv6: nothing but the workers' own messages is sent
+        f'address add {self.address(worker)}/16 dev eth0',
+        'link set eth0 up',
+      ]
+      _batch(pid, 'ip', lines)
       _configure(pid, 'kernel/hostname', self.address(worker))
       # Every kernel allows it in a namespace. BBR, the default of some, measures a link's rate over
       # time, and would go on at the old pace for seconds after the link has changed.

@@ -11,7 +11,6 @@ on this machine unless given. --measured adds the steps that the study network_b
 measured on real links, as points. Results go to one folder: plot.png and results.json.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +24,8 @@ from decomp import cost, plots
 from experiments import plan
 from experiments.common import output, report, settings
 
-flags.declare_key_flag('runs')
-flags.declare_key_flag('compute')
-flags.declare_key_flag('measured')
-flags.declare_key_flag('output')
+for name in ('runs', 'compute', 'measured', 'output'):
+  flags.declare_key_flag(name)
 
 BEST, SLOW = '1.4Gbps', '5Mbps'
 NEAR, FAR = '0.13ms', '20ms'
@@ -85,8 +82,6 @@ def main(argv: Sequence[str]) -> None:
   steps = float(setup.shards.lengths.mean()) / setup.batch_size
   rows = table(works, steps)
   title = f'{setup.task.name} on {setup.topology.name}: predicted seconds of an epoch'
-  path.mkdir(parents=True, exist_ok=True)
-  output.save_plot(draw(works, histories, steps, setup.task.name, measured), path / 'plot.png')
   found = {
     'runs': str(folder),
     'compute': works[0].compute,
@@ -95,7 +90,8 @@ def main(argv: Sequence[str]) -> None:
     'seconds of an epoch': rows,
     'environment': settings.environment(),
   }
-  (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+  output.write_json(path / 'results.json', found)
+  output.save_plot(draw(works, histories, steps, setup.task.name, measured), path / 'plot.png')
   report.print_table(rows, title)
   print(f'plot: {path / "plot.png"}')
 
@@ -139,11 +135,7 @@ def table(works: Sequence[cost.Workload], steps: float) -> list[dict[str, Any]]:
 
 
 def draw(
-  works: Sequence[cost.Workload],
-  histories: Histories,
-  steps: float,
-  title: str,
-  measured: Measured,
+  works: Sequence[cost.Workload], histories: Histories, steps: float, title: str, measured: Measured
 ) -> Any:
   """Figure 2 in the first row, figure 3 in the second."""
   import matplotlib.pyplot as plt

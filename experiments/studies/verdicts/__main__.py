@@ -17,7 +17,6 @@ writes results.json and results.md.
 """
 
 import collections
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,10 +58,7 @@ GRID = {
     'ring(8)': [*QUANTIZERS, 'qsgd(12)', 'random_k(0.2)', *GRIDS],
     'torus(4, 4)': [*QUANTIZERS, 'qsgd(12)', *GRIDS[:1]],
   },
-  'naive({})': {
-    'ring(8)': QUANTIZERS + BIASED[:1],
-    'torus(4, 4)': QUANTIZERS,
-  },
+  'naive({})': {'ring(8)': QUANTIZERS + BIASED[:1], 'torus(4, 4)': QUANTIZERS},
   'compressed_allreduce({})': {'ring(8)': [*QUANTIZERS[1:], 'qsgd(4)', 'random_k(0.2)']},
   'choco_sgd({}, consensus_rate=0.05)': {
     'ring(8)': [*QUANTIZERS[1:], *BIASED, 'random_k(0.2)', 'random_k(0.2, unbiased=False)'],
@@ -206,10 +202,9 @@ def main(argv: Sequence[str]) -> None:
     line = f'{result.algorithm} on {result.topology}: {result.verdict}, {result.outcome}'
     print(f'[{number}/{len(cells)}] {line} ({result.excess:.3g}): {mark}', flush=True)
   report.print_table(confusion(results), agreement(results))
-  path.mkdir(parents=True, exist_ok=True)
-  rows = [output.for_json(r._asdict() | {'agrees': r.agrees}) for r in results]
+  rows = [r._asdict() | {'agrees': r.agrees} for r in results]
   found = {'seed': settings.SEED.value, 'agreement': agreement(results), 'cells': rows}
-  (path / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+  output.write_json(path / 'results.json', output.for_json(found))
   short = [{k: v for k, v in r._asdict().items() if k != 'reason'} for r in results]
   text = f'{agreement(results)}.\n\n{report.markdown(confusion(results))}\n{report.markdown(short)}'
   (path / 'results.md').write_text(text)
