@@ -274,11 +274,11 @@ def sweep() -> Iterator[Row]:
 
 def start() -> Iterator[Row]:
   """How long it takes until something happens."""
-  root = Path(__file__).parents[1]
+  root = Path(__file__).parents[2]
 
   def run(*arguments: str) -> Callable[[], Any]:
     command = [sys.executable, *arguments]
-    return lambda: subprocess.run(command, cwd=root, capture_output=True, check=False)
+    return lambda: subprocess.run(command, cwd=root, capture_output=True, check=True)
 
   found = in_turns(
     {'decomp': run('-c', 'import decomp'), 'train': run('-m', 'experiments.train', '--help')}
