@@ -364,3 +364,17 @@ def test_random_k_draws_alike_under_every_generator_and_vmap():
 def test_measure_tells_small_errors():
   got = compressors.measure(compressors.qsgd(16), gaussian(10), jax.random.key(0))
   assert 0 < got.alpha2 < 1e-8
+
+
+@pytest.mark.parametrize('magnitude', [1e-30, 1e-12, 1e12, 1e30])
+def test_diagnostics_of_large_and_small_messages(magnitude):
+  """Squares would leave the range of float32; magnitudes are powers of two, up to rounding."""
+  scale = 2.0 ** round(np.log2(magnitude))
+  x = jax.random.normal(jax.random.key(0), (5000,)) / 8
+  compressor = compressors.stochastic_quantizer(4)
+  found, plain = (
+    jax.jit(lambda key, x: tree.compress(compressor, key, x).info)(jax.random.key(1), x)
+    for x in (x * scale, x)
+  )
+  assert found.compression_error == plain.compression_error
+  assert found.message_norm == plain.message_norm * scale

@@ -139,6 +139,13 @@ def test_cards_limit_too_where_paths_are_fast():
   assert cost.step_seconds(work('mix'), fast) == cost.step_seconds(work('mix'), links())
 
 
+def test_the_diagonal_of_paths_is_not_used():
+  paths = np.full((8, 8), 8e6)
+  expected = cost.step_seconds(work('mix'), links(math.inf, paths=paths))
+  np.fill_diagonal(paths, 0)
+  assert cost.step_seconds(work('mix'), links(math.inf, paths=paths)) == expected
+
+
 def test_paths_broadcast_with_arrays_of_networks():
   paths = np.full((8, 8), 8e6)
   found = cost.step_seconds(work('mix'), links([1e6, 8e9], np.zeros((3, 1)), paths=paths))

@@ -11,10 +11,10 @@ from decomp.compressors.common import (
   check_dither,
   coder,
   is_whole,
-  largest,
   safe_divide,
 )
 from decomp.compressors.rounding import round_quarters
+from decomp.engine.cpu.loops import largest
 
 
 def stochastic_quantizer(

@@ -210,13 +210,11 @@ class Loop:
       self._carry = self._program.reset(self._carry)
     for number in shown:
       sim, history = self._runs[number].sim, self._histories[number]
-      if fresh[number]:
-        reason = histories.explain(sim, history, losses[number], failed[number])
-      elif histories.is_scattered(history[-1]):
-        reason = histories.explain_scatter(sim, history[-1])
-      else:
-        continue
-      self._end(number, reason, *self._program.end(self._carry, number))
+      if what := histories.explain(history, losses[number], failed[number]):
+        state, model_state = self._program.end(self._carry, number)
+        advice = histories.advise(sim, state.params)
+        reason = f'{sim.algorithm.name} on {sim.topology.name} {what}. {advice}'
+        self._end(number, reason, state, model_state)
     for number in shown:  # at last: all is well to be saved if one of them raises
       self._runs[number].on_row(self._histories[number][-1])
 
