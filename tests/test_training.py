@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,10 +178,7 @@ def test_against_a_loop_by_hand(algorithm, shards, replacement):
     )
     recorded = [row['train_loss'], row['gradient_norm'], row['compression_error']]
     np.testing.assert_allclose(recorded, means, rtol=1e-4, atol=1e-6)
-  for ours, theirs in zip(
-    jax.tree.leaves(history.params), jax.tree.leaves(state.params), strict=True
-  ):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+  chex.assert_trees_all_close(history.params, state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_training_twice_gives_the_same_rows():
@@ -408,12 +406,8 @@ def test_resumed_run_is_the_uninterrupted_one(interrupt, tmp_path, monkeypatch):
   rows = []
   history = train(checkpoint_dir=tmp_path, resume=True, on_row=rows.append)
   assert numbers(history) == numbers(reference()) == numbers(rows)
-  for resumed, expected in zip(
-    jax.tree.leaves((history.state, history.model_state)),
-    jax.tree.leaves((reference().state, reference().model_state)),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(resumed, expected)
+  ends = [(found.state, found.model_state) for found in (history, reference())]
+  jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 def test_finished_run(tmp_path, monkeypatch):
