@@ -89,5 +89,5 @@ def _paths(rows: Any) -> np.ndarray:
   paths = np.array([[quantity('paths', value, BANDWIDTHS) for value in row] for row in rows])
   if paths.ndim != 2 or paths.shape[0] != paths.shape[1]:
     raise ValueError(f'paths has shape {paths.shape}: must be square, a row for each receiver')
-  np.fill_diagonal(paths, np.inf)  # nobody sends to itself, whatever is given there
-  return above_zero('paths', paths)
+  above_zero('paths', paths[~np.eye(len(paths), dtype=bool)])
+  return paths
