@@ -1,6 +1,7 @@
 """Every test runs with 8 host devices, strict dtypes and no silent broadcasting of ranks."""
 
 import os
+import sys
 
 os.environ.setdefault('MPLBACKEND', 'Agg')
 
@@ -13,6 +14,13 @@ import pytest
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+  yield
+  if 'matplotlib.pyplot' in sys.modules:
+    sys.modules['matplotlib.pyplot'].close('all')
 
 
 @pytest.fixture

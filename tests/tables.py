@@ -7,6 +7,7 @@ it is in its package's `__all__`.
 import inspect
 import itertools
 
+import jax
 import networkx as nx
 import numpy as np
 import optax
@@ -28,6 +29,9 @@ CANDIDATES = {
   'consensus_rate': [0.5],
   'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
 }
+
+REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
+"""The algorithms that carry sums of their neighbours' messages."""
 
 COMPRESSORS = [
   compressors.stochastic_quantizer(2),
@@ -71,6 +75,17 @@ def make_algorithms(optimizer=None, compressor=None):
     'compressor': compressor or compressors.stochastic_quantizer(bits=8),
   }
   return {name: instances(getattr(algorithms, name), **parts)[0] for name in algorithms.__all__}
+
+
+def equations(jaxpr, name):
+  """The equations with a primitive of this name, at any depth."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == name:
+      yield equation
+    for value in jax.tree.leaves(list(equation.params.values())):
+      inner = getattr(value, 'jaxpr', value)
+      if hasattr(inner, 'eqns'):
+        yield from equations(inner, name)
 
 
 def params(items):

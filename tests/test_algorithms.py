@@ -5,13 +5,12 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from tables import make_algorithms
+from tables import REPLICAS, make_algorithms
 
 import decomp
 from decomp import algorithms, compressors, topology
 
 NAMES = algorithms.__all__
-REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
 every_algorithm = pytest.mark.parametrize('name', NAMES)
 
 PARAMS = {
@@ -21,27 +20,21 @@ PARAMS = {
 }
 
 
-def random_grads(params, n, seed=0):
-  leaves, treedef = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  return jax.tree.unflatten(
-    treedef,
-    [
-      jax.random.normal(k, (n, *x.shape)).astype(x.dtype) for k, x in zip(keys, leaves, strict=True)
-    ],
-  )
+def random_grads(params, n):
+  stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), params)
+  return optax.tree.random_like(jax.random.key(0), stacked)
 
 
-def run(sim, params, steps, grad_fn, key=None, stacked=False):
-  """`steps` steps in one scan; grad_fn(params, key) gives everyone's gradients."""
-  key = jax.random.key(0) if key is None else key
+def run(sim, params, steps, grad_fn, stacked=False):
+  """The state after `steps` steps in one scan; grad_fn(params, key) gives everyone's gradients."""
+  key = jax.random.key(0)
 
   @jax.jit
   def loop(state):
     def body(state, t):
       return sim.step(key, grad_fn(state.params, jax.random.fold_in(key, t)), state)
 
-    return jax.lax.scan(body, state, jnp.arange(steps))
+    return jax.lax.scan(body, state, jnp.arange(steps))[0]
 
   return loop(sim.init(params, stacked=stacked))
 
@@ -116,12 +109,8 @@ def test_codes_that_nobody_decoded_are_not_averaged():
 
 @every_algorithm
 def test_odd_leaves(name):
-  params = {
-    'empty': jnp.zeros((0, 3)),
-    'one': jnp.ones(1),
-    'scalar': jnp.array(2.0),
-    'prime': jnp.ones(13),
-  }
+  params = {'empty': jnp.zeros((0, 3)), 'one': jnp.ones(1), 'scalar': jnp.array(2.0)}
+  params['prime'] = jnp.ones(13)
   sim = decomp.simulate(make_algorithms()[name], topology.ring(3))
   state, info = sim.step(jax.random.key(0), random_grads(params, 3), sim.init(params))
   assert state.params['empty'].shape == (3, 0, 3)
@@ -171,9 +160,8 @@ def test_with_the_identity_all_are_d_psgd(topo):
 
   def final(name):
     sim = decomp.simulate(table[name], topo)
-    return run(sim, params, 30, lambda x, key: x + jax.random.normal(key, x.shape), stacked=True)[
-      0
-    ].params
+    grads = lambda x, key: x + jax.random.normal(key, x.shape)  # noqa: E731
+    return run(sim, params, 30, grads, stacked=True).params
 
   expected = final('d_psgd')
   for name in ('naive', 'dcd_psgd', 'ecd_psgd'):
@@ -185,12 +173,8 @@ def test_d_psgd_on_a_complete_graph_has_the_mean_of_allreduce():
   target = jax.random.normal(jax.random.key(0), (6, 4))
   grads = lambda x, key: x - target  # noqa: E731
   table = make_algorithms(optax.sgd(0.2), compressors.identity())
-  means = [
-    run(decomp.simulate(table[name], topology.complete(6)), jnp.zeros(4), 20, grads)[0].params.mean(
-      0
-    )
-    for name in ('d_psgd', 'allreduce')
-  ]
+  sims = [decomp.simulate(table[name], topology.complete(6)) for name in ('d_psgd', 'allreduce')]
+  means = [run(sim, jnp.zeros(4), 20, grads).params.mean(0) for sim in sims]
   np.testing.assert_allclose(*means, atol=1e-6)
 
 
@@ -199,10 +183,9 @@ def test_one_worker_is_plain_optax(name):
   """With nobody to talk to and nothing lost, every algorithm is its optimizer."""
   optimizer = optax.sgd(0.1, momentum=0.9, nesterov=True)
   params, target = jnp.zeros(5), jnp.arange(5.0)
-  sim = decomp.simulate(
-    make_algorithms(optimizer, compressors.identity())[name], topology.complete(1)
-  )
-  state, _ = run(sim, params, 25, lambda x, key: x - target[None])
+  algorithm = make_algorithms(optimizer, compressors.identity())[name]
+  sim = decomp.simulate(algorithm, topology.complete(1))
+  state = run(sim, params, 25, lambda x, key: x - target[None])
   opt_state = optimizer.init(params)
   for _ in range(25):
     updates, opt_state = optimizer.update(params - target, opt_state, params)
@@ -224,9 +207,8 @@ def test_whether_the_mean_is_preserved(name):
   """Without gradients CHOCO keeps the average exactly; DCD and ECD do not."""
   start = jax.random.normal(jax.random.key(3), (8, 50))
   table = make_algorithms(compressor=compressors.stochastic_quantizer(bits=3))
-  state, _ = run(
-    decomp.simulate(table[name], topology.ring(8)), start, 20, lambda x, key: 0 * x, stacked=True
-  )
+  sim = decomp.simulate(table[name], topology.ring(8))
+  state = run(sim, start, 20, lambda x, key: 0 * x, stacked=True)
   moved = float(jnp.abs(state.params.mean(0) - start.mean(0)).max())
   assert (moved < 1e-6) == (name == 'choco_sgd')
 
@@ -236,7 +218,7 @@ def test_time_varying_graphs_average_exactly_after_a_period(name):
   table = make_algorithms(compressor=compressors.identity())
   sim = decomp.simulate(table[name], topology.one_peer_exponential(8))
   start = jax.random.normal(jax.random.key(0), (8, 5))
-  state, _ = run(sim, start, 3, lambda x, key: 0 * x, stacked=True)
+  state = run(sim, start, 3, lambda x, key: 0 * x, stacked=True)
   np.testing.assert_allclose(state.params, jnp.broadcast_to(start.mean(0)[None], (8, 5)), atol=1e-6)
 
 
@@ -301,9 +283,8 @@ def test_bytes_follow_the_number_of_neighbours(topo, sends):
 
 
 def test_workers_draw_different_noise_and_steps_too():
-  sim = decomp.simulate(
-    make_algorithms(compressor=compressors.stochastic_quantizer(2))['naive'], topology.ring(4)
-  )
+  algorithm = algorithms.naive(optax.sgd(0.1), compressors.stochastic_quantizer(2))
+  sim = decomp.simulate(algorithm, topology.ring(4))
   state = sim.init(jnp.array([1.0, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3]))
   key, zero = jax.random.key(0), jnp.zeros((4, 8))
   first, _ = sim.step(key, zero, state)
@@ -318,5 +299,5 @@ def test_workers_draw_different_noise_and_steps_too():
 def test_what_is_not_finite_stays_visible(name):
   sim = decomp.simulate(make_algorithms()[name], topology.ring(4))
   grads = jnp.zeros((4, 6)).at[2, 3].set(jnp.nan)
-  state, _ = run(sim, jnp.ones(6), 2, lambda x, key: grads)
+  state = run(sim, jnp.ones(6), 2, lambda x, key: grads)
   assert not np.isfinite(state.params).all()

@@ -69,21 +69,25 @@ def test_relative_directory(tmp_path, state, monkeypatch):
   assert_same(restore('run', state).state, state)
 
 
-@pytest.mark.parametrize(
-  'dtype', ['bool', 'int4', 'uint8', 'int32', 'float16', 'bfloat16', 'float8_e4m3fn', 'complex64']
-)
-def test_dtypes(tmp_path, dtype):
-  values = np.random.default_rng(0).integers(0, 2, size=(4, 5))
-  state = {'vector': jnp.asarray(values, dtype), 'scalar': jnp.ones((), dtype)}
-  save(tmp_path, state)
-  assert_same(restore(tmp_path, state).state, state)
+DTYPES = ['bool', 'int4', 'uint8', 'int32', 'float16', 'bfloat16', 'float8_e4m3fn', 'complex64']
+VALUES = np.random.default_rng(0).integers(0, 2, size=(4, 5))
+BITS = np.array([0, 1 << 31, 1, 0x7F800000, 0x7FC00001, 0xFFC00000, 0x00800000], np.uint32)
+STATES = {
+  **{d: {'vector': jnp.asarray(VALUES, d), 'scalar': jnp.ones((), d)} for d in DTYPES},
+  'special floats': [jnp.asarray(BITS.view(np.float32)), np.float64(BITS) + 1e-12],
+  'names with separators': {
+    'a/b': jnp.zeros(2),
+    'a.b': {'': jnp.ones(2)},
+    "['a']": [jnp.int32(2)],
+    '..': jnp.ones(1),
+  },
+}
 
 
-def test_special_floats(tmp_path):
-  bits = np.array([0, 1 << 31, 1, 0x7F800000, 0x7FC00001, 0xFFC00000, 0x00800000], np.uint32)
-  state = [jnp.asarray(bits.view(np.float32)), np.float64(bits) + 1e-12]
-  save(tmp_path, state)
-  assert_same(restore(tmp_path, state).state, state)
+@pytest.mark.parametrize('name', STATES)
+def test_odd_states(tmp_path, name):
+  save(tmp_path, STATES[name])
+  assert_same(restore(tmp_path, STATES[name]).state, STATES[name])
 
 
 def test_float64(tmp_path):
@@ -136,17 +140,6 @@ def test_another_form_of_state_is_refused(tmp_path, like, line):
   with pytest.raises(ValueError, match='step 1 is of another form') as caught:
     restore(tmp_path, like)
   assert str(caught.value).splitlines()[1:] == [line]
-
-
-def test_names_with_separators(tmp_path):
-  state = {
-    'a/b': jnp.zeros(2),
-    'a.b': {'': jnp.ones(2)},
-    "['a']": [jnp.int32(2)],
-    '..': jnp.ones(1),
-  }
-  save(tmp_path, state)
-  assert_same(restore(tmp_path, state).state, state)
 
 
 def test_the_state_may_be_donated(tmp_path):

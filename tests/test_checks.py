@@ -5,13 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import make_algorithms
+from tables import REPLICAS, make_algorithms
 
 import decomp
 from decomp import algorithms, compressors, topology
 
-REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
 DISCONNECTED = topology.from_matrix(np.eye(4))
+TASK = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
+UNTESTED = TASK._replace(test={k: v[:0] for k, v in TASK.test.items()})
+
+
+def gossip(rate):
+  return algorithms.d_psgd(optax.sgd(rate))
+
+
+def train(task=TASK, **options):
+  decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1, **options)
 
 
 @pytest.mark.parametrize('name', REPLICAS)
@@ -104,6 +113,17 @@ def test_a_biased_compressor_is_a_warning(name):
     (lambda: algorithms.d_psgd({}), 'optimizer={}'),
     (lambda: compressors.fixed_grid(4, '1'), "limit='1'"),
     (lambda: compressors.fixed_grid(4, 1e39), r'limit=1e\+39'),
+    (lambda: train(shards='by_lable'), "must be 'iid', 'by_label' or a Partition"),
+    (lambda: train(shards=[[0], [1]]), "must be 'iid', 'by_label' or a Partition"),
+    (
+      lambda: train(shards=decomp.data.partition.iid(np.zeros(1000), 4)),
+      r'shards divides 1000 examples, but .* has 32',
+    ),
+    (lambda: train(UNTESTED), 'has no test examples'),
+    (
+      lambda: decomp.sweep(UNTESTED, gossip, topology.ring(4), 1, 1, seeds=(0,), rate=(0.1,)),
+      'has no test examples',
+    ),
   ],
 )
 def test_arguments_of_the_wrong_kind(make, words):
@@ -128,10 +148,9 @@ def test_import_is_quiet_and_starts_nothing():
 
 def test_training_in_float64():
   """Everything that the compiled loop carries keeps its dtype there too."""
-  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
   for name in ('dcd_psgd', 'd_psgd'):
     with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
-      history = decomp.train(task, make_algorithms()[name], topology.ring(4), steps=4, batch_size=2)
+      history = decomp.train(TASK, make_algorithms()[name], topology.ring(4), steps=4, batch_size=2)
     assert history[-1]['step'] == 4
 
 
@@ -139,32 +158,6 @@ def test_sums_in_half_precision_are_refused_before_bytes_are_counted():
   sim = decomp.simulate(make_algorithms()['dcd_psgd'], topology.ring(4))
   with pytest.raises(ValueError, match='is bfloat16'):
     sim.bytes_per_step(jnp.zeros(3, jnp.bfloat16))
-
-
-def test_shards_that_are_no_partition():
-  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
-  for shards in ('by_lable', [[0], [1]]):
-    with pytest.raises(ValueError, match="must be 'iid', 'by_label' or a Partition"):
-      decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1, shards=shards)
-
-
-def test_a_task_without_test_examples():
-  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
-  task = task._replace(test={k: v[:0] for k, v in task.test.items()})
-  with pytest.raises(ValueError, match='has no test examples'):
-    decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1)
-  make = lambda rate: algorithms.d_psgd(optax.sgd(rate))  # noqa: E731
-  with pytest.raises(ValueError, match='has no test examples'):
-    decomp.sweep(task, make, topology.ring(4), 1, 1, seeds=(0,), rate=(0.1,))
-
-
-def test_shards_of_other_data_are_refused():
-  from decomp.tasks.data import partition
-
-  task = decomp.tasks.logistic_regression(num_examples=32, dimension=3)
-  other = partition.iid(np.zeros(1000), 4)
-  with pytest.raises(ValueError, match=r'shards divides 1000 examples, but .* has 32'):
-    decomp.train(task, make_algorithms()['d_psgd'], topology.ring(4), 1, 1, shards=other)
 
 
 def test_a_task_without_labels_can_be_dealt_out():

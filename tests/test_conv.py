@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tables import equations
 
 from decomp.tasks.models.conv import Conv, conv
 
@@ -81,26 +82,17 @@ def test_second_derivative():
   assert_close(curvature(conv), curvature(xla_conv))
 
 
-def layouts(jaxpr):
-  """Yield the layouts of the convolutions in a jaxpr, at any depth."""
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == 'conv_general_dilated':
-      yield equation.params['dimension_numbers']
-    for inner in equation.params.values():
-      if hasattr(inner, 'eqns'):
-        yield from layouts(inner)
-
-
 def test_all_convolutions_are_nhwc():
   # What makes the gradient fast in a loop on CPU; XLA's own has other layouts.
   x, kernel = random(0, 2, 8, 8, 3), random(1, 3, 3, 3, 4)
   nhwc = lax.conv_dimension_numbers(x.shape, kernel.shape, ('NHWC', 'HWIO', 'NHWC'))
-  ours, xla = (
-    list(layouts(jax.make_jaxpr(value_and_gradients(fn, (2, 2), 'SAME'))(x, kernel)))
-    for fn in (conv, xla_conv)
-  )
-  assert ours == [nhwc] * 3
-  assert xla.count(nhwc) == 1
+
+  def layouts(fn):
+    jaxpr = jax.make_jaxpr(value_and_gradients(fn, (2, 2), 'SAME'))(x, kernel)
+    return [e.params['dimension_numbers'] for e in equations(jaxpr, 'conv_general_dilated')]
+
+  assert layouts(conv) == [nhwc] * 3
+  assert layouts(xla_conv).count(nhwc) == 1
 
 
 @pytest.mark.parametrize('use_bias', [True, False])

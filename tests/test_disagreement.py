@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_experiments import Program
+from test_experiments import Program, interrupted
 
 from decomp import compressors, topology, tree
 from decomp.theory.rules.common import noise_gain
@@ -181,16 +181,12 @@ def test_the_reference_is_d_psgd():
 # The program
 
 
-def not_json(constant):
-  raise AssertionError(f'{constant} is not JSON')
-
-
 def test_smoke(program, tmp_path, capsys):
   program('--smoke', '--seed=5', f'--output={tmp_path}')
   said = capsys.readouterr().out
   assert 'works down to so many bits' in said
   assert (tmp_path / 'plot.png').stat().st_size > 50_000
-  found = json.loads((tmp_path / 'results.json').read_text(), parse_constant=not_json)
+  found = json.loads((tmp_path / 'results.json').read_text(), parse_constant=pytest.fail)
   assert found['seeds'] == [5, 6]
   assert len(found['rows']) == said.count(' times d_psgd')
   cells = {(r['problem'], r['family'], r['algorithm']) for r in found['rows']}
@@ -201,9 +197,6 @@ def test_smoke(program, tmp_path, capsys):
 
 
 def test_interrupted(program, tmp_path, monkeypatch):
-  def interrupted(plan, seeds):
-    raise KeyboardInterrupt
-
   monkeypatch.setattr(program.module, 'runs', interrupted)
   with pytest.raises(SystemExit, match='stopped'):
     program('--smoke', f'--output={tmp_path}')

@@ -1,6 +1,5 @@
 """Several processes: the same numbers, one that dies, and going on with another number of them."""
 
-import json
 import os
 import signal
 import socket
@@ -12,16 +11,11 @@ from pathlib import Path
 import dyadic
 import numpy as np
 import pytest
+from test_experiments import ROOT, TINY, read_rows
 
 from experiments.common import launch
 
-ROOT = Path(__file__).parents[1]
-RUN = [
-  '--topology=ring(4)',
-  '--task=logistic_regression(64, 3)',
-  '--batch_size=2',
-  '--eval_every=5',
-]
+RUN = [*TINY, '--eval_every=5']
 ENVIRONMENT = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "tests"}'}
 
 
@@ -36,8 +30,8 @@ def start(*command):
   )
 
 
-def read_rows(folder):
-  return [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+def saved_steps(folder):
+  return [int(path.name) for path in folder.glob('checkpoints/*') if path.name.isdigit()]
 
 
 def test_two_processes_give_the_bits_of_one_device(tmp_path):
@@ -60,8 +54,7 @@ def test_two_processes_give_the_bits_of_one_device(tmp_path):
 def wait_for_step(folder, step, job):
   deadline = time.monotonic() + 200
   while time.monotonic() < deadline and job.poll() is None:
-    steps = [int(path.name) for path in folder.glob('checkpoints/*') if path.name.isdigit()]
-    if max(steps, default=0) >= step:
+    if max(saved_steps(folder), default=0) >= step:
       return
     time.sleep(0.2)
   raise AssertionError('no checkpoint', job.poll())
@@ -85,9 +78,7 @@ def test_a_process_dies_and_others_go_on_with_its_run(tmp_path):
   assert 'error: process 1 was killed by SIGKILL, and the others were stopped' in printed
   assert not any(Path(f'/proc/{child}').exists() for child in children)
 
-  checkpoints = [int(p.name) for p in broken.glob('checkpoints/*') if p.name.isdigit()]
-  done = max(checkpoints) // 5 * 5
-  goal = done + 10
+  goal = max(saved_steps(broken)) // 5 * 5 + 10
   for program, output, extra in (
     ('train', broken, [f'--steps={goal}', '--resume']),
     ('train', whole, [f'--steps={goal + 10}']),
@@ -99,7 +90,7 @@ def test_a_process_dies_and_others_go_on_with_its_run(tmp_path):
   assert f'[0] {broken}' in printed
   assert '[1] error' not in printed
 
-  rows, expected = read_rows(broken), read_rows(whole)
+  rows, expected = (read_rows(folder / 'metrics.jsonl') for folder in (broken, whole))
   assert [row['step'] for row in rows] == list(range(0, goal + 11, 5))
   for row, other in zip(rows, expected, strict=True):
     assert set(row) == set(other)
@@ -108,15 +99,12 @@ def test_a_process_dies_and_others_go_on_with_its_run(tmp_path):
       assert row[name] == pytest.approx(other[name], rel=0.05, abs=2e-3), (row['step'], name)
 
 
-def test_launcher_ends_all_when_one_fails(capfd):
+def test_launcher_ends_all_when_one_fails(capfd, monkeypatch):
   fails = [sys.executable, '-c', 'print("so it is"); raise SystemExit(3)']
   sleeps = [sys.executable, '-c', 'import time; time.sleep(100)']
   began = time.monotonic()
-  launch.GRACE, before = 0.5, launch.GRACE
-  try:
-    assert launch.supervise([sleeps, fails]) == 1
-  finally:
-    launch.GRACE = before
+  monkeypatch.setattr(launch, 'GRACE', 0.5)
+  assert launch.supervise([sleeps, fails]) == 1
   assert time.monotonic() - began < 50
   out, err = capfd.readouterr()
   assert out == '[1] so it is\n'

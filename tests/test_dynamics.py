@@ -19,18 +19,23 @@ RING = topology.ring(8)
 quantizer = compressors.stochastic_quantizer
 
 
-def rollout(sim, key, start, steps, grads, observe=lambda state: None, stacked=False):
-  """`steps` steps in one scan: the last state, and observe(state) after each step.
+def rollout(sim, start, steps, grads, observe=lambda state: None, stacked=False):
+  """`steps` steps in one scan, of a key: the last state, and observe(state) after each step.
 
   grads(key, params) gives everyone's gradients, with keys that the compressors don't use.
   """
-  key, noise = jax.random.split(key)
 
-  def body(state, t):
-    state, _ = sim.step(key, grads(jax.random.fold_in(noise, t), state.params), state)
-    return state, observe(state)
+  @jax.jit
+  def run(key):
+    key, noise = jax.random.split(key)
 
-  return jax.lax.scan(body, sim.init(start, stacked=stacked), jnp.arange(steps))
+    def body(state, t):
+      state, _ = sim.step(key, grads(jax.random.fold_in(noise, t), state.params), state)
+      return state, observe(state)
+
+    return jax.lax.scan(body, sim.init(start, stacked=stacked), jnp.arange(steps))
+
+  return run
 
 
 def additive_noise(variance):
@@ -73,11 +78,8 @@ def test_ecd_error_variance():
     error = state.workers.mixed - state.params
     return jnp.mean(error**2), jnp.mean(error)
 
-  @jax.jit
-  def run(key):
-    return rollout(sim, key, jnp.full(size, 2.0), 50, lambda key, x: x, squared_error)[1]
-
-  squares, means = run(jax.random.key(0))
+  run = rollout(sim, jnp.full(size, 2.0), 50, lambda key, x: x, squared_error)
+  _, (squares, means) = run(jax.random.key(0))
   predicted = variance * np.array([ecd_variance(t) for t in times])
   np.testing.assert_allclose(predicted[[0, 1, 2, 4]] / variance, [4, 1, 5 / 9, 3 / 10], rtol=1e-12)
   assert np.abs(variance_scores(squares, predicted, size)).max() < 5
@@ -156,12 +158,9 @@ def test_dcd_follows_its_second_moment_recursion(fraction, contracts):
   sim = decomp.simulate(algorithm, RING)
   start = jax.random.normal(jax.random.key(2), (n, blocks * block))
 
-  @jax.jit
-  def run(key):
-    no_grads = lambda key, x: jnp.zeros_like(x)  # noqa: E731
-    return rollout(sim, key, start, steps, no_grads, lambda s: s.params, stacked=True)[1]
-
-  path = np.concatenate([start[None], run(jax.random.key(3))])
+  no_grads = lambda key, x: jnp.zeros_like(x)  # noqa: E731
+  run = rollout(sim, start, steps, no_grads, lambda s: s.params, stacked=True)
+  path = np.concatenate([start[None], run(jax.random.key(3))[1]])
   energies = mode_energies(path).reshape(steps + 1, n, blocks, block).sum(-1)
   recursion = dcd_recursion(RING.matrix, 1 / fraction - 1)
   expected = np.einsum('kj,tjb->tkb', recursion, energies[:-1])
@@ -199,12 +198,8 @@ def test_the_carried_sum_does_not_drift(algorithm):
   sim = decomp.simulate(algorithm, RING)
   targets = 1 + jax.random.normal(jax.random.key(4), (8, 50))
 
-  @jax.jit
-  def run(key):
-    grads = lambda key, x: x - targets + jax.random.normal(key, x.shape)  # noqa: E731
-    return rollout(sim, key, jnp.zeros(50), 10_000, grads)[0].workers
-
-  workers = run(jax.random.key(5))
+  grads = lambda key, x: x - targets + jax.random.normal(key, x.shape)  # noqa: E731
+  workers = rollout(sim, jnp.zeros(50), 10_000, grads)(jax.random.key(5))[0].workers
   known = np.asarray(getattr(workers, 'estimate', workers.params), np.float64)
   assert 0.5 < rms(known) < 2
   assert rms(workers.mixed - RING.matrix @ known) < 2e-5 * rms(known)
@@ -251,14 +246,9 @@ class Quadratic:
   def distances(self, algorithm, limit, times, keys=1):
     """RMS distance to the limit, relative to the limit's RMS, after these numbers of steps."""
     sim = decomp.simulate(algorithm, RING)
-    size = self.optima.shape[1]
-
-    @jax.jit
-    def run(key):
-      observe = lambda state: state.params  # noqa: E731
-      return rollout(sim, key, jnp.zeros(size), max(times), self.grads, observe)[1]
-
-    paths = np.stack([run(key) for key in jax.random.split(jax.random.key(7), keys)])
+    start = jnp.zeros(self.optima.shape[1])
+    run = rollout(sim, start, max(times), self.grads, lambda state: state.params)
+    paths = np.stack([run(key)[1] for key in jax.random.split(jax.random.key(7), keys)])
     return [rms(paths[:, t - 1] - limit) / rms(limit) for t in times]
 
 
@@ -320,7 +310,7 @@ def mean_square_of_the_mean(name, variance, size, steps):
     algorithm = getattr(algorithms, name)(optax.sgd(rate), additive_noise(variance))
     sim = decomp.simulate(algorithm, RING)
     observe = lambda state: jnp.mean(state.params.mean(0) ** 2)  # noqa: E731
-    return rollout(sim, key, jnp.zeros(size), steps, lambda key, x: x, observe)[1]
+    return rollout(sim, jnp.zeros(size), steps, lambda key, x: x, observe)(key)[1]
 
   return run
 
@@ -403,12 +393,9 @@ def errors(name, n=8, steps=160, keys=8):
   problem = LeastSquares(n)
   sim = decomp.simulate(CONVERGING[name], topology.ring(n))
   start = jnp.zeros(problem.optimum.shape, jnp.float32)
-
-  @jax.jit
-  def run(key):
-    return rollout(sim, key, start, steps, problem.grads, lambda state: state.params)[1]
-
-  paths = np.stack([run(key)[steps // 2 :] for key in jax.random.split(jax.random.key(10), keys)])
+  run = rollout(sim, start, steps, problem.grads, lambda state: state.params)
+  drawn = [run(key)[1] for key in jax.random.split(jax.random.key(10), keys)]
+  paths = np.stack([path[steps // 2 :] for path in drawn])
   average = np.square(paths.mean(2) - problem.optimum).sum(-1).mean()
   return average, np.square(paths - problem.optimum).sum(-1).mean()
 

@@ -33,6 +33,15 @@ class Program:
     """Runs it; a message with which it stops is raised as SystemExit."""
     self.module.main(self.parse(*args))
 
+  def error(self, *args):
+    """The message with which it stops, one line; with a message the exit code is 1."""
+    with pytest.raises(SystemExit) as caught:
+      self(*args)
+    message = caught.value.code
+    assert isinstance(message, str)
+    assert '\n' not in message
+    return message
+
   def parse(self, *args):
     for name in self._flags():
       flags.FLAGS[name].unparse()
@@ -62,18 +71,11 @@ def compare(monkeypatch):
 
 
 def read_rows(path):
-  def not_json(constant):
-    raise AssertionError(f'{constant} is not JSON')
-
-  return [json.loads(line, parse_constant=not_json) for line in path.read_text().splitlines()]
+  return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
 
 
-def error_of(caught):
-  """The message of SystemExit, one line; with a message the exit code is 1."""
-  message = caught.value.code
-  assert isinstance(message, str)
-  assert '\n' not in message
-  return message
+def interrupted(*_):
+  raise KeyboardInterrupt
 
 
 def test_train_writes_everything_and_resumes(train, tmp_path, capsys):
@@ -96,9 +98,8 @@ def test_train_writes_everything_and_resumes(train, tmp_path, capsys):
   assert len(list((tmp_path / 'tensorboard').iterdir())) == 1
 
   before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-  with pytest.raises(SystemExit) as caught:
-    train(*args, '--steps=4')
-  assert error_of(caught).endswith('add --resume to continue it, or choose another')
+  error = train.error(*args, '--steps=4')
+  assert error.endswith('add --resume to continue it, or choose another')
   with pytest.raises(SystemExit, match=r'optimizer: .* there, "adam.*" here'):
     train(*args, '--steps=4', '--resume', '--optimizer=adam(0.1)')
   assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -121,9 +122,7 @@ def test_schedules_know_the_length_of_the_run(train, tmp_path):
 
 def test_train_reports_divergence(train, tmp_path):
   args = [*TINY, '--algorithm=d_psgd', '--optimizer=sgd(1e38)', f'--output={tmp_path}']
-  with pytest.raises(SystemExit) as caught:
-    train(*args)
-  assert error_of(caught).startswith('error: d_psgd on ring(4) diverged at step ')
+  assert train.error(*args).startswith('error: d_psgd on ring(4) diverged at step ')
   assert read_rows(tmp_path / 'metrics.jsonl')[-1]['train_loss'] is None
   assert (tmp_path / 'plot.png').exists()
 
@@ -144,9 +143,6 @@ def test_train_uses_a_new_folder_by_itself(train, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_continue(train, monkeypatch, tmp_path):
-  def interrupted(*_):
-    raise KeyboardInterrupt
-
   monkeypatch.setattr(train.module.settings, 'run', interrupted)
   with pytest.raises(SystemExit, match='--resume continues'):
     train(*TINY, f'--output={tmp_path}')
@@ -169,9 +165,6 @@ RESUMABLE = r'; the same command with --resume continues from here'
   ('name', 'more'), [('plan', ''), ('preflight', ''), ('sweep', RESUMABLE), ('train', RESUMABLE)]
 )
 def test_ctrl_c_says_whether_it_can_be_continued(name, more, monkeypatch):
-  def interrupted():
-    raise KeyboardInterrupt
-
   program = Program(name, monkeypatch)
   monkeypatch.setattr(program.module.settings, 'build_setup', interrupted)
   with pytest.raises(SystemExit, match=f'^\nstopped{more}$'):
@@ -213,9 +206,8 @@ def test_compare_goes_on_when_one_diverges(compare, tmp_path, capsys):
 
 
 def test_compare_takes_each_algorithm_once(compare, tmp_path):
-  with pytest.raises(SystemExit) as caught:
-    compare(*TINY, '--algorithm=d_psgd', '--algorithm=d_psgd', f'--output={tmp_path}')
-  assert error_of(caught) == 'error: --algorithm=d_psgd is given more than once'
+  error = compare.error(*TINY, '--algorithm=d_psgd', '--algorithm=d_psgd', f'--output={tmp_path}')
+  assert error == 'error: --algorithm=d_psgd is given more than once'
 
 
 @pytest.mark.parametrize(
@@ -232,10 +224,8 @@ def test_compare_takes_each_algorithm_once(compare, tmp_path):
 )
 def test_typos(train, tmp_path, flag, kind, meant):
   output = tmp_path / 'output'
-  with pytest.raises(SystemExit) as caught:
-    train(*TINY, flag, f'--output={output}')
-  wrong = re.split(r'[=(]', flag)[1]
-  assert error_of(caught).startswith(f'error: unknown {kind} {wrong!r}; did you mean {meant!r}?')
+  error, wrong = train.error(*TINY, flag, f'--output={output}'), re.split(r'[=(]', flag)[1]
+  assert error.startswith(f'error: unknown {kind} {wrong!r}; did you mean {meant!r}?')
   assert not output.exists()
 
 
@@ -245,9 +235,8 @@ def test_network(train, tmp_path):
     row['simulated_seconds'] > row['step'] * 5e-3
     for row in read_rows(tmp_path / 'metrics.jsonl')[1:]
   )
-  with pytest.raises(SystemExit) as caught:
-    train(*TINY, '--smoke', '--network=lan("1Mbit")', f'--output={tmp_path / "2"}')
-  assert error_of(caught).startswith("error: bandwidth='1Mbit': must be a number and one of")
+  error = train.error(*TINY, '--smoke', '--network=lan("1Mbit")', f'--output={tmp_path / "2"}')
+  assert error.startswith("error: bandwidth='1Mbit': must be a number and one of")
 
 
 def test_devices(train, tmp_path):
@@ -263,12 +252,10 @@ def test_devices(train, tmp_path):
 
 
 def test_devices_that_do_not_fit(train):
-  with pytest.raises(SystemExit) as caught:
-    train(*TINY, '--devices=3')
-  assert error_of(caught).endswith('has 4 workers, which 3 devices cannot share evenly')
-  with pytest.raises(SystemExit) as caught:
-    train(*TINY, '--devices=100')
-  assert '--devices=100: there are 8; on CPU --host_devices=100 makes them' in error_of(caught)
+  error = train.error(*TINY, '--devices=3')
+  assert error.endswith('has 4 workers, which 3 devices cannot share evenly')
+  error = train.error(*TINY, '--devices=100')
+  assert '--devices=100: there are 8; on CPU --host_devices=100 makes them' in error
 
 
 def test_the_last_one_of_steps_and_epochs_holds(train):
@@ -283,9 +270,7 @@ def test_the_last_one_of_steps_and_epochs_holds(train):
 
 
 def test_stray_argument(train):
-  with pytest.raises(SystemExit) as caught:
-    train('digits')
-  assert error_of(caught).startswith("error: unexpected argument 'digits'")
+  assert train.error('digits').startswith("error: unexpected argument 'digits'")
 
 
 def start(program, *args, **environment):
@@ -348,12 +333,8 @@ def test_benchmark(monkeypatch, tmp_path, capsys):
   rows = json.loads((tmp_path / 'results.json').read_text())
   # Parameters and the sum of the neighbours' are carried, and gradients are made.
   assert 3 <= next(row['value'] for row in rows if 'dcd_psgd' in row['what']) <= 8
-  row = benchmark.module.Row('group', 'what', 1.1, '<= 1.05')
-  assert (row.met, row._replace(goal='>= 0.6').met, row._replace(goal='').met) == (
-    False,
-    True,
-    None,
-  )
+  goals = {'<= 1.05': False, '>= 0.6': True, '': None}
+  assert {goal: benchmark.module.Row('group', 'what', 1.1, goal).met for goal in goals} == goals
 
 
 # Those of papers are in test_reproduction: to compile all of them would take minutes.

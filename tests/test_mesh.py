@@ -8,14 +8,13 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import TOPOLOGIES, make_algorithms, params
+from tables import REPLICAS, TOPOLOGIES, make_algorithms, params
 
 import decomp
 from decomp import algorithms, compressors, topology
 from decomp.engine import sharded
 
 every_algorithm = pytest.mark.parametrize('name', algorithms.__all__)
-REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
 
 
 def devices(count):
@@ -97,10 +96,7 @@ def rebuilt(route, n, num_devices):
     for number, pairs in enumerate(route.pairs):
       senders = [a for a, b in pairs if b == device]
       assert len(senders) <= 1
-      if senders:
-        held.append(np.eye(n)[senders[0] * k + route.send[senders[0], number]])
-      else:
-        held.append(np.zeros(n))
+      held.append(sum((np.eye(n)[a * k + route.send[a, number]] for a in senders), np.zeros(n)))
     for slot in range(k):
       matrix[device * k + slot] = route.weights[device * k + slot] @ np.array(held)
   return matrix

@@ -60,9 +60,8 @@ def test_logits_are_float32(name, train):
     lambda v: module.apply(v, inputs, train=train, mutable=['batch_stats']), variables
   )
   assert (logits.shape, logits.dtype) == (shape, jnp.float32)
-  assert jax.tree.structure(state.get('batch_stats', {})) == jax.tree.structure(
-    variables.get('batch_stats', {})
-  )
+  before, after = (jax.tree.structure(v.get('batch_stats', {})) for v in (variables, state))
+  assert after == before
   assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
 
 
@@ -90,17 +89,16 @@ def test_init_starts_with_sensible_logits():
   assert 0.05 < float(jnp.std(logits)) < 5
 
 
-def test_parameters_of_softmax_regression():
-  assert num_params(models.softmax_regression(10), 1, 8, 8, 1) == 64 * 10 + 10
-
-
-def test_parameters_of_mlp():
-  assert num_params(models.mlp(10), 1, 28, 28, 1) == (784 * 256 + 256) + (256 * 10 + 10)
-
-
-def test_parameters_of_cnn():
-  convolutions = (9 * 1 * 16 + 16) + (9 * 16 * 32 + 32)
-  assert num_params(models.cnn(10), 1, 28, 28, 1) == convolutions + 7 * 7 * 32 * 10 + 10
+@pytest.mark.parametrize(
+  ('make', 'size', 'expected'),
+  [
+    (models.softmax_regression, 8, 64 * 10 + 10),
+    (models.mlp, 28, (784 * 256 + 256) + (256 * 10 + 10)),
+    (models.cnn, 28, (9 * 1 * 16 + 16) + (9 * 16 * 32 + 32) + 7 * 7 * 32 * 10 + 10),
+  ],
+)
+def test_parameters(make, size, expected):
+  assert num_params(make(10), 1, size, size, 1) == expected
 
 
 @pytest.mark.parametrize('norm', ['batch', 'group'])

@@ -92,12 +92,9 @@ def test_errors_name_the_argument(draw, message):
 
 @pytest.mark.parametrize('classes', [10, 30])
 def test_plot_draws_a_bar_per_worker_and_label(classes):
-  import matplotlib.pyplot as plt
-
   labels = np.arange(600) % classes
   found = partition.dirichlet(labels, 3, alpha=1.0)
   ax = found.plot(labels)
   widths = np.array([bar.get_width() for bar in ax.patches]).reshape(classes, 3)
   np.testing.assert_array_equal(widths.T, found.histogram(labels))
   assert found.plot(labels, ax=ax) is ax
-  plt.close(ax.figure)

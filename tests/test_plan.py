@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_experiments import Program, error_of
+from test_experiments import Program, read_rows
 
 from decomp import cost, topology
 
@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
 DEMO = Path(__file__).parents[1] / 'experiments' / 'studies' / 'demo' / 'results'
 FOUR_BITS = 'dcd_psgd(stochastic_quantizer(bits=4))'
+FOUR_BITS_FILE = 'dcd_psgd-stochastic_quantizer-bits=4'
 TINY = ['--task=logistic_regression(64, 3)', '--topology=ring(4)', '--compute=1ms']
 
 
@@ -25,19 +26,13 @@ def plan(monkeypatch):
   return program
 
 
-def stop(plan, *args):
-  with pytest.raises(SystemExit) as caught:
-    plan(*args)
-  return error_of(caught)
-
-
 def copy_demo(path, **changed):
   """The demo's runs of three algorithms in folders as experiments.compare makes them."""
-  chosen = {'allreduce': 'allreduce', 'd_psgd': 'd_psgd', FOUR_BITS: None}
-  config = {**json.loads((DEMO / 'config.json').read_text()), 'algorithm': [*chosen], **changed}
+  config = json.loads((DEMO / 'config.json').read_text())
+  config |= {'algorithm': ['allreduce', 'd_psgd', FOUR_BITS], **changed}
   path.mkdir()
   (path / 'config.json').write_text(json.dumps(config))
-  for name in ('allreduce', 'd_psgd', 'dcd_psgd-stochastic_quantizer-bits=4'):
+  for name in ('allreduce', 'd_psgd', FOUR_BITS_FILE):
     (path / name).mkdir()
     shutil.copy(DEMO / f'{name}.jsonl', path / name / 'metrics.jsonl')
 
@@ -54,11 +49,8 @@ def test_runs_give_a_table_a_sentence_and_a_map(plan, tmp_path, capsys):
   assert found['answer'].endswith('faster than allreduce at 100 Mbps, 5 ms')
   rows = {row['algorithm']: row for row in found['table']}
   assert len(rows) == 5
-  for name, file in (
-    ('allreduce', 'allreduce'),
-    (FOUR_BITS, 'dcd_psgd-stochastic_quantizer-bits=4'),
-  ):
-    metrics = [json.loads(line) for line in (DEMO / f'{file}.jsonl').read_text().splitlines()]
+  for name, file in (('allreduce', 'allreduce'), (FOUR_BITS, FOUR_BITS_FILE)):
+    metrics = read_rows(DEMO / f'{file}.jsonl')
     below = [row['step'] for row in metrics if row['test_accuracy'] < 0.95]
     assert rows[name]['steps'] == max(below) + 50
     # What the run itself has counted.
@@ -78,8 +70,8 @@ def test_folders_of_a_comparison_and_of_a_single_run(plan, tmp_path):
   found = json.loads((tmp_path / 'a' / 'plan.json').read_text())
   assert found['algorithms'] == ['allreduce', 'd_psgd', FOUR_BITS]
 
-  copy_demo(tmp_path / 'other', algorithm='d_psgd')
   single = tmp_path / 'other'
+  copy_demo(single, algorithm='d_psgd')
   shutil.move(single / 'd_psgd' / 'metrics.jsonl', single / 'metrics.jsonl')
   args = [f'--runs={tmp_path / "compared"}', f'--runs={single}', '--compute=1ms']
   plan(*args, f'--output={tmp_path / "b"}')
@@ -134,15 +126,9 @@ def test_predictions_stand_beside_measurements(plan, tmp_path, capsys, efficienc
     work = cost.workload(algorithm, graph, np.zeros(10_000, np.float32), compute=0, codec=0)
     for bandwidth in (5, 20, 100):
       links = cost.lan(bandwidth * 1e6, 1e-3, efficiency=efficiency, window=1e5)
-      rows.append(
-        {
-          'algorithm': name,
-          'bandwidth': bandwidth,
-          'latency': 1.0,
-          'round_trip_ms': 2.0,
-          'seconds': float(cost.step_seconds(work, links)),
-        }
-      )
+      point = {'bandwidth': bandwidth, 'latency': 1.0, 'round_trip_ms': 2.0}
+      seconds = float(cost.step_seconds(work, links))
+      rows.append({'algorithm': name, **point, 'seconds': seconds})
   config = {'workers': 4, 'size': 10_000, 'algorithm': names}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   path = tmp_path / 'results.json'
@@ -157,7 +143,7 @@ def test_predictions_stand_beside_measurements(plan, tmp_path, capsys, efficienc
   assert f'lan(efficiency={efficiency:.2g}, window=1e+09)' in printed
 
   path.write_text(json.dumps(rows[:3]))
-  assert 'must have rows of two algorithms at least' in stop(plan, f'--measured={path}')
+  assert 'must have rows of two algorithms at least' in plan.error(f'--measured={path}')
 
 
 @pytest.mark.parametrize(
@@ -180,7 +166,7 @@ def test_predictions_stand_beside_measurements(plan, tmp_path, capsys, efficienc
   ],
 )
 def test_mistakes_are_told_in_one_line(plan, tmp_path, args, message):
-  assert message in stop(plan, *args, f'--output={tmp_path}')
+  assert message in plan.error(*args, f'--output={tmp_path}')
   assert not list(tmp_path.iterdir())
 
 
@@ -188,6 +174,6 @@ def test_runs_that_have_not_begun(plan, tmp_path):
   copy_demo(tmp_path / 'runs', algorithm=['d_psgd'])
   metrics = tmp_path / 'runs' / 'd_psgd' / 'metrics.jsonl'
   metrics.write_text('')
-  assert 'the metrics are empty' in stop(plan, f'--runs={tmp_path / "runs"}')
+  assert 'the metrics are empty' in plan.error(f'--runs={tmp_path / "runs"}')
   metrics.unlink()
-  assert 'd_psgd has not been run there' in stop(plan, f'--runs={tmp_path / "runs"}')
+  assert 'd_psgd has not been run there' in plan.error(f'--runs={tmp_path / "runs"}')

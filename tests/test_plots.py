@@ -8,12 +8,6 @@ from decomp import plots
 from decomp.training.history import History
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-  yield
-  plt.close('all')
-
-
 def rows(losses, accuracies, **more):
   """As `decomp.train` returns them: the first row has no train loss."""
   first = {'step': 0, 'epoch': 0.0, 'bytes_sent': 0, 'test_accuracy': 0.1}

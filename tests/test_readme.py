@@ -11,14 +11,13 @@ from decomp import algorithms
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.usefixtures('as_users_have_it')
 def test_every_snippet_runs(capsys):
   snippets = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
   assert len(snippets) == 6
   names = {}
-  # What a reader would have: none of the test suite's strictness.
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    for snippet in snippets:
-      exec(snippet, names)
+  for snippet in snippets:
+    exec(snippet, names)
   out = capsys.readouterr().out
   assert '2008' not in out  # four bits, not eight
   assert '1008' in out

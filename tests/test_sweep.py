@@ -5,13 +5,14 @@ import json
 import math
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pytest
-from test_experiments import TINY, Program, error_of, read_rows
+from tables import equations
+from test_experiments import TINY, Program, read_rows
 
 import decomp
 from decomp import algorithms, compressors, models, plots, topology
@@ -52,30 +53,18 @@ def assert_same_history(found, expected):
     shared = {name: value for name, value in other.items() if name != 'seconds'}
     ours = {name: row[name] for name in shared}
     assert ours == pytest.approx(shared, rel=1e-4, abs=1e-6, nan_ok=True)
-  for ours, other in zip(
-    jax.tree.leaves((found.state, found.model_state)),
-    jax.tree.leaves((expected.state, expected.model_state)),
-    strict=True,
-  ):
-    assert (ours.shape, ours.dtype) == (other.shape, other.dtype)
-    np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5)
+  ends = [(history.state, history.model_state) for history in (found, expected)]
+  chex.assert_trees_all_equal_shapes_and_dtypes(*ends)
+  chex.assert_trees_all_close(*ends, rtol=1e-4, atol=1e-5)
 
 
 def test_members_are_single_runs():
   """A start and a division of the data for each seed; the last of three groups is filled up."""
   task = logistic()._replace(init=lambda key: (jax.random.normal(key, (3,)), jnp.zeros(2)))
   rows, options = [], {'steps': 5, 'batch_size': 4, 'eval_every': 3, 'worker_examples': 7}
-  grids = {'learning_rate': (0.1, 0.4), 'consensus_rate': (0.1, 0.5)}
-  found = decomp.sweep(
-    task,
-    choco,
-    RING,
-    seeds=(0, 5),
-    members_at_once=3,
-    on_row=lambda *row: rows.append(row),
-    **options,
-    **grids,
-  )
+  grids = {'seeds': (0, 5), 'learning_rate': (0.1, 0.4), 'consensus_rate': (0.1, 0.5)}
+  note = lambda *row: rows.append(row)  # noqa: E731
+  found = decomp.sweep(task, choco, RING, members_at_once=3, on_row=note, **options, **grids)
   assert found.points == [
     {'learning_rate': lr, 'consensus_rate': cr, 'seed': seed}
     for lr in (0.1, 0.4)
@@ -115,13 +104,8 @@ def test_divergence_stays_with_its_member():
   for number in (0, 1, 4, 5):
     for row, other in zip(beside.histories[number], well.histories[number], strict=True):
       assert {**row, 'seconds': 0} == {**other, 'seconds': 0}
-    assert jax.tree.all(
-      jax.tree.map(
-        lambda x, y: bool((x == y).all()),
-        beside.histories[number].state,
-        well.histories[number].state,
-      )
-    )
+    states = [found.histories[number].state for found in (beside, well)]
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), *states))
   with pytest.warns(RuntimeWarning, match='diverged at step [2-4]:'):
     alone = single(logistic(), gossip, RING, beside.points[3], **options)
   assert_same_history(beside.histories[3], alone)
@@ -202,16 +186,6 @@ def test_all_members_diverge():
   )
   assert all(history.diverged and history[-1]['step'] < 50 for history in found.histories)
   assert found.best() is None
-
-
-def equations(jaxpr, name):
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == name:
-      yield equation
-    for value in jax.tree.leaves(list(equation.params.values())):
-      inner = getattr(value, 'jaxpr', value)
-      if hasattr(inner, 'eqns'):
-        yield from equations(inner, name)
 
 
 def traced(task, make, numbers, graph=RING, mapping='vmap'):
@@ -322,14 +296,8 @@ def test_table_and_best():
   ends = [history(2.0), history(4.0), history(1.0), history(1.0, 'diverged'), history(math.inf)]
   found = decomp.Sweep(points, [*ends, history(5.0)])
   rows = found.table()
-  assert rows[0] == {
-    'rate': 0.1,
-    'metric': 'test_loss',
-    'mean': 3.0,
-    'std': 1.0,
-    'seeds': 2,
-    'diverged': 0,
-  }
+  statistics = {'metric': 'test_loss', 'mean': 3.0, 'std': 1.0, 'seeds': 2, 'diverged': 0}
+  assert rows[0] == {'rate': 0.1, **statistics}
   assert [row['diverged'] for row in rows] == [0, 1, 1]
   assert [row['mean'] for row in rows] == [3.0, 1.0, 5.0]
   assert found.best() == rows[0]
@@ -381,25 +349,16 @@ def test_what_cannot_be_traced(make):
 
 
 @pytest.fixture
-def program(monkeypatch):
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    yield Program('sweep', monkeypatch)
+def program(monkeypatch, as_users_have_it):
+  return Program('sweep', monkeypatch)
 
 
 def test_program(program, tmp_path, capsys):
   """Each algorithm has the grids that it mentions; rows are those of experiments.train."""
   args = [*TINY, '--steps=4', '--eval_every=2', '--partition=iid']
-  program(
-    *args,
-    '--optimizer=sgd(rate, momentum=0.5)',
-    '--algorithm=d_psgd',
-    '--algorithm=choco_sgd(random_k(0.5), consensus)',
-    '--grid=rate=0.1,1e30',
-    '--grid=consensus=0.2,0.4',
-    '--seeds=0,7',
-    '--csv',
-    f'--output={tmp_path}',
-  )
+  flags = ['--optimizer=sgd(rate, momentum=0.5)', '--seeds=0,7', '--csv', f'--output={tmp_path}']
+  flags += ['--algorithm=d_psgd', '--algorithm=choco_sgd(random_k(0.5), consensus)']
+  program(*args, *flags, '--grid=rate=0.1,1e30', '--grid=consensus=0.2,0.4')
   printed = capsys.readouterr().out
   assert '[1/2] d_psgd: 4 runs, 2 diverged, step 4 reached' in printed
   assert '[2/2] choco_sgd(random_k(0.5), consensus): 8 runs, 4 diverged' in printed
@@ -438,16 +397,9 @@ def test_program(program, tmp_path, capsys):
 )
 def test_mistakes(program, tmp_path, args, message):
   output = tmp_path / 'output'
-  with pytest.raises(SystemExit) as caught:
-    program(*TINY, '--optimizer=sgd(0.1)', *args, f'--output={output}')
-  assert error_of(caught).startswith(message)
+  error = program.error(*TINY, '--optimizer=sgd(0.1)', *args, f'--output={output}')
+  assert error.startswith(message)
   assert not output.exists()
-
-
-@pytest.fixture
-def _figures():
-  yield
-  plt.close('all')
 
 
 def cell(x, y, mean, diverged=0, metric='test_loss'):
@@ -455,7 +407,6 @@ def cell(x, y, mean, diverged=0, metric='test_loss'):
   return {'rate': x, 'consensus': y, **more}
 
 
-@pytest.mark.usefixtures('_figures')
 def test_heat_map():
   """The better of two settings is shown in their cell; one where all diverged is empty."""
   rows = [cell(0.1, 1, 2.0), cell(0.1, 1, 7.0), cell(0.2, 1, 3.0), cell(0.2, 5, math.nan, 3)]
@@ -467,7 +418,6 @@ def test_heat_map():
   assert texts == {(0, 0): '2\n± 0.5', (1, 0): '3\n± 0.5', (1, 1): '3 of 3\ndiverged'}
 
 
-@pytest.mark.usefixtures('_figures')
 def test_heat_map_of_one_grid(tmp_path):
   rows = [cell(rate, None, rate / 2, metric='test_accuracy') for rate in (1, 2)]
   ax = plots.heat_map(rows, 'rate')

@@ -1,9 +1,5 @@
 """Verdicts before a run: their formulas against exact recursions, and verdicts against runs."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import get_args
 
 import jax
@@ -12,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from tables import make_algorithms
+from test_experiments import TINY, start
 
 import decomp
 from decomp import algorithms, compressors, data, tasks, theory, topology
@@ -208,9 +205,8 @@ def test_step_sizes_by_hand():
   shared = 3 * (1000 / 4) ** 0.5 + 0.5 ** (2 / 3) * 10
   d2 = 0.02 * (2 * 16 / 9 * 1.02 / (4 / 9 - 4 * 16 / 9 * 0.01) + 1)
   d1 = d2 * 9 / 8 + 9 / 4
-  assert found['DCD, corollary 2'] == pytest.approx(
-    1 / (12 * d1**0.5 + 6 * (2 * d2) ** 0.5 + shared)
-  )
+  slow = 12 * d1**0.5 + 6 * (2 * d2) ** 0.5
+  assert found['DCD, corollary 2'] == pytest.approx(1 / (slow + shared))
   assert found['ECD, corollary 4'] == pytest.approx(1 / (24 * 1.5 + shared))
 
 
@@ -378,25 +374,16 @@ def test_a_preflight_on_a_task_reads_well():
   found = theory.preflight(algorithm, RING, params, gradients, steps=100)
   text = str(found)
   assert text.startswith('naive(stochastic_quantizer(bits=2)) on ring(8): ')
-  for part in (
-    found.verdict,
-    'measured alpha²',
-    'worst alpha²',
-    'rho',
-    'smoothness',
-    'corollary 4',
-  ):
+  parts = ('measured alpha²', 'worst alpha²', 'rho', 'smoothness', 'corollary 4')
+  for part in (found.verdict, *parts):
     assert part in text
   again = theory.preflight(algorithm, RING, params, gradients, found.problem, steps=100)
   assert again == found
 
 
 def test_the_program():
-  root = Path(__file__).parents[1]
-  command = [sys.executable, '-m', 'experiments.preflight', '--task=logistic_regression(64, 3)']
-  command += ['--topology=ring(4)', '--batch_size=2', '--algorithm=dcd_psgd(random_k(0.1))']
-  command += ['--algorithm=d_psgd']
-  done = subprocess.run(command, cwd=root, env=dict(os.environ), capture_output=True, text=True)
+  flags = ['--algorithm=dcd_psgd(random_k(0.1))', '--algorithm=d_psgd']
+  done = start('preflight', *TINY, *flags)
   assert done.returncode == 0, done.stderr
   assert 'dcd_psgd(random_k(0.1)) on ring(4): will diverge' in done.stdout
   assert 'd_psgd on ring(4): converges' in done.stdout
@@ -405,6 +392,7 @@ def test_the_program():
 # Against reality
 
 
+@pytest.mark.usefixtures('as_users_have_it')
 def test_verdicts_agree_with_what_happens(monkeypatch):
   """A part of the grid of the study, which has all: 95 % of all that is not at risk."""
   monkeypatch.setattr(verdicts, 'STEPS', 1000)
@@ -422,8 +410,7 @@ def test_verdicts_agree_with_what_happens(monkeypatch):
     'choco_sgd(top_k(0.1), consensus_rate=1.0)',
     'choco_sgd(qsgd(1), consensus_rate=0.05)',
   ]
-  with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
-    results = list(verdicts.check([(call, 'ring(8)') for call in calls], seed=0))
+  results = list(verdicts.check([(call, 'ring(8)') for call in calls], seed=0))
   judged = [r for r in results if r.agrees is not None]
   assert len(judged) >= 9
   assert {r.outcome for r in judged} == set(verdicts.OUTCOMES)

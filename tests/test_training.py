@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,10 +178,7 @@ def test_against_a_loop_by_hand(algorithm, shards, replacement):
     )
     recorded = [row['train_loss'], row['gradient_norm'], row['compression_error']]
     np.testing.assert_allclose(recorded, means, rtol=1e-4, atol=1e-6)
-  for ours, theirs in zip(
-    jax.tree.leaves(history.params), jax.tree.leaves(state.params), strict=True
-  ):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+  chex.assert_trees_all_close(history.params, state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_training_twice_gives_the_same_rows():
@@ -230,7 +228,7 @@ def failing_task(value):
   )
 
 
-@pytest.mark.parametrize('value', [np.nan, 1e6])
+@pytest.mark.parametrize('value', [np.nan, 1e6, -np.inf])
 def test_divergence_stops_the_run_at_that_step(value):
   task, algorithm = failing_task(value), algorithms.d_psgd(optax.sgd(0.1))
   with pytest.warns(RuntimeWarning, match='diverged at step 5: the loss of worker 2 is') as caught:
@@ -244,6 +242,38 @@ def test_divergence_stops_the_run_at_that_step(value):
   assert np.isfinite(history.column('train_loss')[1])
   assert int(history.state.round) == 5
   np.testing.assert_array_equal(history.model_state, np.full(4, 5))
+
+
+@pytest.mark.parametrize(
+  ('make', 'advice'),
+  [
+    (lambda: D_PSGD, 'Try a smaller learning rate.'),
+    (
+      lambda: algorithms.choco_sgd(optax.sgd(0.1), compressors.random_k(0.5, unbiased=False), 1.0),
+      r'Its theory says "at risk": the contraction δ = 0.\d+ bears .*; use consensus_rate=0.\d+.',
+    ),
+    (lambda: decomp.Algorithm(*D_PSGD[:2], name='own'), 'Try a smaller learning rate.'),
+  ],
+  ids=['nothing against it', 'its own rule', 'no theory'],
+)
+def test_advice_after_divergence(make, advice):
+  """That of the algorithm's own theory, if it has an objection."""
+  with pytest.warns(RuntimeWarning, match=advice + '$'):
+    decomp.train(failing_task(np.nan), make(), topology.ring(4), 9, 1, shards='by_label')
+
+
+def test_all_fail_at_once():
+  """A gradient that is not finite reaches everyone before anyone's loss shows it."""
+
+  def spoilt(params, count, batch, key):
+    bad = ((batch['label'][0] == 2) & (count == 4)).astype(jnp.float32)
+    hidden = jnp.sqrt(bad * ((params - jax.lax.stop_gradient(params)) @ params))
+    return params @ params + hidden, count + 1
+
+  task = failing_task(0.0)._replace(loss=spoilt)
+  allreduce = algorithms.allreduce(optax.sgd(0.1))
+  with pytest.warns(RuntimeWarning, match=r'step \d: .* is nan.*\(4 of 4 at once: a gradient or'):
+    decomp.train(task, allreduce, topology.ring(4), 9, 1, shards='by_label', eval_every=9)
 
 
 def test_models_that_scatter_stop_the_run_at_the_next_row():
@@ -376,12 +406,8 @@ def test_resumed_run_is_the_uninterrupted_one(interrupt, tmp_path, monkeypatch):
   rows = []
   history = train(checkpoint_dir=tmp_path, resume=True, on_row=rows.append)
   assert numbers(history) == numbers(reference()) == numbers(rows)
-  for resumed, expected in zip(
-    jax.tree.leaves((history.state, history.model_state)),
-    jax.tree.leaves((reference().state, reference().model_state)),
-    strict=True,
-  ):
-    np.testing.assert_array_equal(resumed, expected)
+  ends = [(found.state, found.model_state) for found in (history, reference())]
+  jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 def test_finished_run(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 from decomp.base import Compressor, PyTree
 from decomp.compressors.rounding import DITHERS, join
 from decomp.engine import wire
-from decomp.engine.cpu.loops import folded, once
+from decomp.engine.cpu.loops import once
 
 
 class Coded(NamedTuple):
@@ -78,19 +78,6 @@ def _bytes(words: jax.Array) -> jax.Array:
   """
   shifts = 8 * jnp.arange(4, dtype=jnp.uint32)[:, None]
   return (words[None] >> shifts).astype(jnp.uint8)
-
-
-def largest(x: jax.Array) -> jax.Array:
-  """max |x_i| of a flat float32 array; 0 of an empty one, and NaN if there is one.
-
-  In the order of their bits, where NaN comes after infinity: XLA's maximum of floating point
-  numbers loses it on CPU from some thousand elements on.
-  """
-
-  def bits(x: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
-
-  return jax.lax.bitcast_convert_type(folded(jnp.maximum, bits, x).max(initial=0), jnp.float32)
 
 
 def safe_divide(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import check_bits, check_dither, coder, largest, safe_divide
+from decomp.compressors.common import check_bits, check_dither, coder, safe_divide
 from decomp.compressors.rounding import round_quarters
+from decomp.engine.cpu.loops import largest
 
 
 def qsgd(bits: int, dither: str = 'threefry') -> Compressor:

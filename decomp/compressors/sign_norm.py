@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import coder, largest, safe_divide
+from decomp.compressors.common import coder, safe_divide
 from decomp.compressors.rounding import quarters
+from decomp.engine.cpu.loops import largest
 
 
 def sign_norm() -> Compressor:

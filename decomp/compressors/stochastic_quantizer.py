@@ -6,15 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import (
-  check_bits,
-  check_dither,
-  coder,
-  is_whole,
-  largest,
-  safe_divide,
-)
+from decomp.compressors.common import check_bits, check_dither, coder, is_whole, safe_divide
 from decomp.compressors.rounding import round_quarters
+from decomp.engine.cpu.loops import largest
 
 
 def stochastic_quantizer(

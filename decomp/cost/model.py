@@ -96,6 +96,9 @@ def _transfer(bits: np.ndarray, links: Links) -> Any:
   # As seconds per bit, infinite bandwidths and windows need no special case.
   pace = np.maximum(1 / (links.efficiency * links.bandwidth), links.latency / (4 * links.window))
   pace = np.asarray(pace)[..., None, None]
-  times = (pace if links.paths is None else np.maximum(pace, 1 / links.paths)) * bits
+  if links.paths is not None:  # nobody sends to itself, whatever the diagonal holds
+    paths = np.where(np.eye(len(links.paths), dtype=bool), np.inf, links.paths)
+    pace = np.maximum(pace, 1 / paths)
+  times = pace * bits
   received, sent = times.sum(-1), times.sum(-2)
   return (np.maximum(received, sent) if links.duplex == 'full' else received + sent).max(-1)

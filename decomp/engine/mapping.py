@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from decomp.engine.cpu import convolution
@@ -102,28 +102,21 @@ def choose(
   """
   num_workers = _num_workers(example_args)
   one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
-  layouts = set(_layouts(jax.make_jaxpr(fn)(*one_worker).jaxpr))
+  layouts = set(_layouts(jax.make_jaxpr(fn)(*one_worker)))
   if (platform or jax.default_backend()) != 'cpu' or layouts != {convolution.LAYOUT}:
     return 'vmap'
   num_devices = num_devices or jax.local_device_count()
   return 'devices' if num_devices > 1 and num_workers % num_devices == 0 else 'scan'
 
 
-def _layouts(jaxpr: Jaxpr) -> Iterator[lax.ConvDimensionNumbers]:
+def _layouts(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[lax.ConvDimensionNumbers]:
   """Yield the layout of every convolution, at any depth."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'conv_general_dilated':
       yield equation.params['dimension_numbers']
-    for inner in _inner_jaxprs(equation):
-      yield from _layouts(inner)
-
-
-def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
-  for value in jax.tree.leaves(list(equation.params.values())):
-    if isinstance(value, ClosedJaxpr):
-      yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-      yield value
+    for value in jax.tree.leaves(list(equation.params.values())):
+      if isinstance(value, ClosedJaxpr | Jaxpr):
+        yield from _layouts(value)
 
 
 def _num_workers(args: Any) -> int:

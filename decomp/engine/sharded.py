@@ -6,6 +6,7 @@ into ONE uint8 vector, each vector to each device that needs it once, by `lax.pp
 decode.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from decomp.base import PyTree
 from decomp.engine import wire
-from decomp.engine.stacked import AXIS, check_floating, weighted
+from decomp.engine.stacked import AXIS, as_is, check_floating, weighted
 from decomp.topology import Topology
 from decomp.topology.permutations import permutations
 
@@ -92,28 +93,18 @@ def _route(matrix: np.ndarray, num_devices: int) -> Route:
   return Route(pairs, send, weights)
 
 
+@dataclasses.dataclass(eq=False)
 class MeshNetwork:
   """What one of the workers of a device sees: see `decomp.base.Network`."""
 
+  routes: list[Route]
+  num_workers: int
+  index: jax.Array
+  round: jax.Array
+  observed: jax.Array
   packs = True
 
-  def __init__(
-    self,
-    routes: list[Route],
-    num_workers: int,
-    index: jax.Array,
-    round: jax.Array,
-    observed: jax.Array,
-  ):
-    self.index = index
-    self.round = round
-    self.observed = observed
-    self._routes = routes
-    self._num_workers = num_workers
-
-  def mix(
-    self, payload: PyTree, decode: Callable[[PyTree], PyTree] = lambda payload: payload
-  ) -> PyTree:
+  def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
     like = jax.eval_shape(lambda: payload)
     # All that this device has to offer: the same for each of its workers.
@@ -130,7 +121,7 @@ class MeshNetwork:
       values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everything)
       return jax.tree.map(lambda x: weighted(row, x), values)
 
-    branches = [lambda local, route=route: travel(route, local) for route in self._routes]
+    branches = [lambda local, route=route: travel(route, local) for route in self.routes]
     return jax.lax.switch(self.round % len(branches), branches, local)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
@@ -142,7 +133,7 @@ class MeshNetwork:
     local = jax.lax.all_gather(wire.pack(payload), SLOT)
     everyone = jax.lax.all_gather(local, AXIS, tiled=True)
     values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everyone)
-    share = jnp.full(self._num_workers, 1 / self._num_workers)
+    share = jnp.full(self.num_workers, 1 / self.num_workers)
     return jax.tree.map(lambda x: weighted(share, x), values)
 
 

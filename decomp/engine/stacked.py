@@ -12,6 +12,7 @@ Whom a worker does not hear has weight 0. A model that is not finite may therefo
 its neighbours in the same step (0 · inf is NaN), here as on a mesh; runs end at that step anyway.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,23 +91,20 @@ def _sparse(topology: Topology) -> Mixer:
   return Mixer(weights, mix)
 
 
+@dataclasses.dataclass(eq=False)
 class Network:
   """What one of the stacked workers sees: see `decomp.base.Network`."""
 
+  mixer: Mixer
+  weights: PyTree
+  index: jax.Array
+  round: jax.Array
+  observed: jax.Array
   packs = False
-
-  def __init__(
-    self, mixer: Mixer, weights: PyTree, index: jax.Array, round: jax.Array, observed: jax.Array
-  ):
-    self.index = index
-    self.round = round
-    self.observed = observed
-    self._mixer = mixer
-    self._weights = weights
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
-    return self._mixer.mix(self._weights, self.round, payload, decode)
+    return self.mixer.mix(self.weights, self.round, payload, decode)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """The exact average over all workers of decode(payload_j)."""

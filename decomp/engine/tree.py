@@ -10,7 +10,7 @@ import optax
 
 from decomp.base import Compressor, Info, Network, PyTree
 from decomp.engine.cpu import keys
-from decomp.engine.cpu.loops import folded, once
+from decomp.engine.cpu.loops import folded, largest, once
 
 
 class Message(NamedTuple):
@@ -65,11 +65,14 @@ def compress(
     return jax.tree.unflatten(treedef, values)
 
   def diagnose(payload: list[PyTree]) -> Info:
-    errors = [
-      _squared(lambda p, x: decode_leaf(p, x) - x, p, leaf)
-      for p, leaf in zip(payload, leaves, strict=True)
-    ]
-    return _info(compressor, leaves, errors)
+    scale = _magnitude(leaves)
+
+    def apart(payload: PyTree, leaf: jax.Array) -> jax.Array:
+      return decode_leaf(payload, leaf) - leaf
+
+    parts = zip(payload, leaves, strict=True)
+    errors = [_squared(scale, apart, p, leaf) for p, leaf in parts]
+    return _info(compressor, leaves, errors, scale)
 
   payload = once(encode, leaf_keys, leaves)
   info = diagnose(payload) if net is None else _if_observed(net, diagnose, payload)
@@ -98,21 +101,32 @@ def norm(tree: PyTree) -> jax.Array:
   return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 
-def _squared(function: Callable[..., jax.Array], *args: Any) -> jax.Array:
-  """|function(*args)|², in float32."""
+def _magnitude(leaves: list[jax.Array]) -> jax.Array:
+  """The power of two at the largest element: squares of what is divided by it stay in range."""
+  most = jnp.stack([largest(leaf.astype(jnp.float32).reshape(-1)) for leaf in leaves]).max()
+  exponent = jax.lax.bitcast_convert_type(most, jnp.int32) & 0x7F800000  # without the mantissa
+  power = jax.lax.bitcast_convert_type(exponent, jnp.float32)
+  # Its inverse must be in range, too; where there are only zeros or a NaN it does not matter.
+  return jnp.where((power > 0) & (power < jnp.inf), jnp.minimum(power, 2.0**126), 1)
+
+
+def _squared(scale: jax.Array, function: Callable[..., jax.Array], *args: Any) -> jax.Array:
+  """|function(*args) / scale|², in float32."""
 
   def squares(*args: Any) -> jax.Array:
-    return function(*args).astype(jnp.float32) ** 2
+    return (function(*args).astype(jnp.float32) * (1 / scale)) ** 2
 
   return folded(jnp.add, squares, *args).sum()
 
 
-def _info(compressor: Compressor, leaves: list[jax.Array], errors: list[jax.Array]) -> Info:
-  """The diagnostics of z, of whose leaves |C(z) - z|² is given."""
-  size2, error2 = sum(_squared(lambda x: x, leaf) for leaf in leaves), sum(errors)
-  relative = jnp.where(size2 == 0, 0, error2 / jnp.where(size2 == 0, 1, size2))
+def _info(
+  compressor: Compressor, leaves: list[jax.Array], errors: list[jax.Array], scale: jax.Array
+) -> Info:
+  """The diagnostics of z, of whose leaves |C(z) - z|² / scale² is given."""
+  size2 = sum(_squared(scale, lambda x: x, leaf) for leaf in leaves)
+  relative = jnp.where(size2 == 0, 0, sum(errors) / jnp.where(size2 == 0, 1, size2))
   clipped = jnp.zeros((), jnp.float32)
   if math.isfinite(compressor.limit):
     beyond = [jnp.sum(jnp.abs(leaf) > compressor.limit) for leaf in leaves]
     clipped = jnp.stack(beyond).sum().astype(jnp.float32) / optax.tree.size(leaves)
-  return Info(relative, jnp.sqrt(size2), clipped)
+  return Info(relative, jnp.sqrt(size2) * scale, clipped)

@@ -36,7 +36,7 @@ def pack_bits(codes: jax.Array, width: int) -> jax.Array:
   for part, shift in _parts(width):
     per_byte = 8 // part
     field = ((codes >> shift) & (2**part - 1)).astype(jnp.uint8)
-    field = _pad(field, per_byte).reshape(per_byte, -1)
+    field = jnp.pad(field, (0, -field.size % per_byte)).reshape(per_byte, -1)
     packed = field[0]
     for row in range(1, per_byte):
       packed |= field[row] << (part * row)
@@ -96,10 +96,6 @@ def _parts(width: int) -> list[tuple[int, int]]:
     parts.append((part, shift))
     shift += part
   return parts
-
-
-def _pad(x: jax.Array, multiple: int) -> jax.Array:
-  return jnp.pad(x, (0, -x.size % multiple))
 
 
 def _leaf_size(leaf: Any) -> int:

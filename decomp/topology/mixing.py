@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from decomp.topology.permutations import Decomposition, circulant_hops, decompose, off_diagonal
-
-# networkx takes long to import, and only a picture needs it.
-if TYPE_CHECKING:
-  import networkx as nx
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +67,9 @@ class Topology:
     For a time-varying topology the geometric mean over one period.
     """
     product = functools.reduce(lambda done, w: w @ done, self.matrices)
-    norm = np.linalg.norm(product - 1 / self.num_workers, 2)
-    return float(_clean(norm) ** (1 / self.period))
+    norm = float(np.linalg.norm(product - 1 / self.num_workers, 2))
+    # Rounding noise of an exact 0 would survive the root of a period as something like 1e-6.
+    return 0.0 if norm < 1e-12 else norm ** (1 / self.period)
 
   @property
   def spectral_gap(self) -> float:
@@ -104,14 +101,18 @@ class Topology:
   def plot(self, ax: Any = None) -> Any:
     """Draws the graph (of a whole period) with matplotlib; returns the axes."""
     import matplotlib.pyplot as plt
-    import networkx as nx
+    import networkx as nx  # which takes long to import, and only a picture needs it
 
     ax = ax or plt.subplots(figsize=(4, 4))[1]
     weights = off_diagonal(self.matrix).T
     graph = nx.from_numpy_array(weights, create_using=nx.Graph if self.is_symmetric else nx.DiGraph)
     widths = [2 * data['weight'] / weights.max() for *_, data in graph.edges(data=True)]
     style = {'node_color': '#d7e8f7', 'edgecolors': '#1f5f99', 'edge_color': '#7f9fbf'}
-    place = _layout(graph, self.matrix)
+    # A circle where everyone's neighbourhood looks the same, else by distances in the graph.
+    if circulant_hops((self.matrix != 0).astype(int)) is not None:
+      place = nx.circular_layout(graph)
+    else:
+      place = nx.kamada_kawai_layout(graph.to_undirected(), weight=None)
     nx.draw_networkx(graph, place, ax=ax, width=widths, font_size=9, **style)
     ax.set_title(f'{self.name}: gap {self.spectral_gap:.3g}')
     ax.set_axis_off()
@@ -148,17 +149,3 @@ def _check_doubly_stochastic(w: np.ndarray) -> None:
         f'matrix is not doubly stochastic: {word} {at} sums to {w.sum(axis)[at]:.6g}, not 1; '
         'topology.from_graph makes Metropolis weights for any graph'
       )
-
-
-def _clean(value: Any) -> float:
-  """Rounding noise of an exact 0 would survive the root of a period as something like 1e-6."""
-  return 0.0 if value < 1e-12 else float(value)
-
-
-def _layout(graph: nx.Graph, matrix: np.ndarray) -> dict[int, np.ndarray]:
-  """A circle where everyone's neighbourhood looks the same, else by distances in the graph."""
-  import networkx as nx
-
-  if circulant_hops((matrix != 0).astype(int)) is not None:
-    return nx.circular_layout(graph)
-  return nx.kamada_kawai_layout(graph.to_undirected(), weight=None)

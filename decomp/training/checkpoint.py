@@ -118,12 +118,20 @@ class Checkpointer:
     lines = _differences(history['form'], _form(like)).values()
     if lines:
       raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
-    target = {name: _target(leaf) for name, leaf in _stored(like).items()}
+    # Orbax commits every jax.Array to devices, after which jit refuses to combine it with arrays
+    # elsewhere: what is not committed is read through NumPy.
+    target = {
+      name: np.empty(leaf.shape, leaf.dtype) if _is_unplaced(leaf) else leaf
+      for name, leaf in _stored(like).items()
+    }
     saved = self._read(step, state=ocp.args.StandardRestore(target)).state
-    leaves = [
-      _place(leaf, saved[name]) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
-      for name, leaf in _leaves(like).items()
-    ]
+
+    def restored(name: str, leaf: Any) -> Any:
+      if not leaf.size:
+        return jnp.zeros(leaf.shape, leaf.dtype)
+      return jnp.array(saved[name]) if _is_unplaced(leaf) else saved[name]
+
+    leaves = [restored(name, leaf) for name, leaf in _leaves(like).items()]
     return Checkpoint(step, jax.tree.unflatten(jax.tree.structure(like), leaves), history['rows'])
 
   def close(self) -> None:
@@ -196,13 +204,3 @@ def _is_unplaced(like: Any) -> bool:
   if isinstance(like, jax.Array):
     return not like.committed
   return isinstance(like, jax.ShapeDtypeStruct) and like.sharding is None
-
-
-def _target(like: Any) -> Any:
-  # Orbax commits every jax.Array to devices, after which jit refuses to combine it with arrays
-  # elsewhere: what is not committed is read through NumPy.
-  return np.empty(like.shape, like.dtype) if _is_unplaced(like) else like
-
-
-def _place(like: Any, restored: Any) -> Any:
-  return jnp.array(restored) if _is_unplaced(like) else restored

@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
+from decomp import theory
 from decomp.base import PyTree
 from decomp.engine.simulation import Simulation, State
 
@@ -65,31 +67,34 @@ def limit(history: History) -> float:
   return EXPLODED * (1 + abs(start)) if math.isfinite(start) else math.inf
 
 
-def explain(sim: Simulation, history: History, losses: np.ndarray, failed: np.ndarray) -> str:
-  """Where and how a run's loss went wrong, and what to try."""
-  step = failed[failed > 0].min()
-  worker = int(np.argmax(np.where(failed == step, np.where(losses < np.inf, losses, np.inf), -1)))
-  start = history[0].get('test_loss', math.nan)
-  what = f'the loss of worker {worker} is {losses[worker]:.4g}, and the run began at {start:.4g}'
-  return _diverged(sim, int(step), what)
+def explain(history: History, losses: np.ndarray, failed: np.ndarray) -> str | None:
+  """Where and how a run went wrong; None if it did not.
 
-
-def is_scattered(row: Row) -> bool:
-  """Whether models are not finite, or too far apart to measure.
-
-  Their loss can stay finite: that of a network whose units are all off is log(classes).
+  Args:
+    history: with the row of this step.
+    losses: each worker's, the first bad one where there was one.
+    failed: the step at which it was bad; 0 where all is well.
   """
-  return not math.isfinite(row['consensus_distance'])
+  if failed.any():
+    step, start = failed[failed > 0].min(), history[0].get('test_loss', math.nan)
+    bad = np.flatnonzero(failed == step)
+    worst = bad[np.argmax(np.where(np.isfinite(losses[bad]), losses[bad], np.inf))]
+    what = f'the loss of worker {worst} is {losses[worst]:.4g}, and the run began at {start:.4g}'
+    if len(bad) > 1 and not np.isfinite(losses[worst]):
+      what += f' ({len(bad)} of {len(failed)} at once: a gradient or message before was not finite)'
+    return f'diverged at step {step}: {what}'
+  # The loss of models that are not finite can be: a network whose units are all off has
+  # log(classes).
+  if not math.isfinite(history[-1]['consensus_distance']):
+    what = 'models are no longer finite, or too far apart to measure'
+    return f'diverged at step {history[-1]["step"]}: {what}'
+  return None
 
 
-def explain_scatter(sim: Simulation, row: Row) -> str:
-  """The same as `explain`, of a run whose loss tells nothing."""
-  return _diverged(sim, row['step'], 'models are no longer finite, or too far apart to measure')
-
-
-def _diverged(sim: Simulation, step: int, what: str) -> str:
-  return (
-    f'{sim.algorithm.name} on {sim.topology.name} diverged at step {step}: {what}. Try a smaller '
-    'learning rate, or a compressor with more bits or smaller buckets; choco_sgd with a small '
-    'consensus_rate bears the strongest compression.'
-  )
+def advise(sim: Simulation, params: PyTree) -> str:
+  """What to try after a run of `sim` has diverged, by the algorithm's own theory if that tells."""
+  one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
+  found = theory.preflight(sim.algorithm, sim.topology, one)
+  if found.is_good or sim.algorithm.theory is None:
+    return 'Try a smaller learning rate.'
+  return f'Its theory says "{found.verdict}": {found.reason}; {found.advice}.'

@@ -158,7 +158,8 @@ class Loop:
           step = self._advance(min(row_at, step + max(1, int(self._pace))), row_at)
           last = self._histories[0][-1] if len(self._runs) == 1 else {}
           self._bar.update(self._done + step * len(self._runs), last)
-          late = step == steps or bool(self._over.all()) or self._checkpoint_is_due
+          late = time.monotonic() - self._saved_at >= self._checkpoints.seconds
+          late = late or step == steps or bool(self._over.all())
           due, interrupted, self._pace = agree(late, interrupts.count, self._pace)
           if due:
             self._save()
@@ -176,10 +177,6 @@ class Loop:
   @property
   def _step(self) -> int:
     return int(self._carry.state.round)
-
-  @property
-  def _checkpoint_is_due(self) -> bool:
-    return time.monotonic() - self._saved_at >= self._checkpoints.seconds
 
   def _advance(self, until: int, row_at: int) -> int:
     before, began = self._step, time.perf_counter()
@@ -210,13 +207,11 @@ class Loop:
       self._carry = self._program.reset(self._carry)
     for number in shown:
       sim, history = self._runs[number].sim, self._histories[number]
-      if fresh[number]:
-        reason = histories.explain(sim, history, losses[number], failed[number])
-      elif histories.is_scattered(history[-1]):
-        reason = histories.explain_scatter(sim, history[-1])
-      else:
-        continue
-      self._end(number, reason, *self._program.end(self._carry, number))
+      if what := histories.explain(history, losses[number], failed[number]):
+        state, model_state = self._program.end(self._carry, number)
+        advice = histories.advise(sim, state.params)
+        reason = f'{sim.algorithm.name} on {sim.topology.name} {what}. {advice}'
+        self._end(number, reason, state, model_state)
     for number in shown:  # at last: all is well to be saved if one of them raises
       self._runs[number].on_row(self._histories[number][-1])
 

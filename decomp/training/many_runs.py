@@ -59,12 +59,13 @@ class Sweep(NamedTuple):
       Rows with the setting, 'metric', 'mean', 'std' (of those that did not diverge; NaN if there
       are none), 'seeds' and 'diverged', their numbers.
     """
-    metric = metric or self._metric
+    names = ('test_suboptimality', 'test_accuracy', 'test_loss')
+    metric = metric or next(name for name in names if name in self.histories[0][0])
     settings: dict[tuple[Any, ...], list[float]] = {}
     for point, history in zip(self.points, self.histories, strict=True):
-      values = tuple((name, value) for name, value in point.items() if name != 'seed')
       last = history[-1].get(metric, math.nan)
-      settings.setdefault(values, []).append(math.nan if history.diverged else last)
+      values = settings.setdefault(tuple(_numbers(point).items()), [])
+      values.append(math.nan if history.diverged else last)
     return [
       {**dict(setting), 'metric': metric, **_statistics(np.array(values))}
       for setting, values in settings.items()
@@ -78,12 +79,6 @@ class Sweep(NamedTuple):
     rows = [row for row in self.table(metric) if not row['diverged']]
     sign = -1 if rows and rows[0]['metric'].endswith('accuracy') else 1
     return min(rows, key=lambda row: sign * row['mean'], default=None)
-
-  @property
-  def _metric(self) -> str:
-    columns = self.histories[0][0]
-    names = ('test_suboptimality', 'test_accuracy', 'test_loss')
-    return next(name for name in names if name in columns)
 
 
 def sweep(
@@ -163,7 +158,8 @@ def sweep(
   starts = {seed: initial(task, seed) for seed in seeds}
   dealt = {seed: shards(seed) if callable(shards) else shards for seed in seeds}
   divided = {seed: arguments.divide(dealt[seed], task, topology, seed) for seed in seeds}
-  parts = _same_shape(divided)
+  longest = max(part.indices.shape[1] for part in divided.values())
+  parts = {seed: _padded(part, longest) for seed, part in divided.items()}
   start = starts[seeds[0]]
   how, devices = choose_mapping(task, start, topology.num_workers, batch_size, 'auto', mesh)
   data = place(task, worker_examples, devices)
@@ -255,17 +251,9 @@ def _traced(make_algorithm: Callable[..., Algorithm], numbers: Mapping[str, Any]
     ) from error
 
 
-def _same_shape(parts: Mapping[int, Partition]) -> dict[int, Partition]:
-  """Partitions with padding to the longest shard of all."""
-  longest = max(part.indices.shape[1] for part in parts.values())
-  return {
-    seed: part._replace(
-      indices=np.pad(
-        part.indices, ((0, 0), (0, longest - part.indices.shape[1])), constant_values=-1
-      )
-    )
-    for seed, part in parts.items()
-  }
+def _padded(part: Partition, longest: int) -> Partition:
+  missing = longest - part.indices.shape[1]
+  return part._replace(indices=np.pad(part.indices, ((0, 0), (0, missing)), constant_values=-1))
 
 
 def _stack(trees: Sequence[PyTree]) -> PyTree:

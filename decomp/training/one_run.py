@@ -107,13 +107,9 @@ def train(
   }
   begin = initial(task, seed)
   program = one_run(task, sim, sampling, seed, begin, mapping, worker_examples)
-  run = Run(
-    sim,
-    sampling,
-    sim.bytes_per_step(begin[0]),
-    on_row or (lambda row: None),
-    None if network is None else arguments.wire_seconds(task, sim, network),
-  )
+  wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
+  rows = on_row or (lambda row: None)
+  run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds)
   checkpoints = Checkpoints(checkpoint_dir, facts, checkpoint_seconds, resume, ignore)
   with Progress(progress if is_first() else False, algorithm.name, steps) as bar:
     (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, eval_every)

@@ -200,7 +200,7 @@ class Steps:
     return {
       'train_loss': totals.loss.mean() / steps,
       **{f'test_{name}': value for name, value in average.items()},
-      **{f'worst_{name}': _worst(name, value) for name, value in each.items()},
+      **{f'worst_{k}': v.min() if k == 'accuracy' else v.max() for k, v in each.items()},
       'consensus_distance': metrics.consensus_distance(params),
       'gradient_norm': totals.gradient_norm,
       'compression_error': totals.compression_error.mean() / observed,
@@ -277,7 +277,3 @@ def below(losses: Any, limit: Any) -> Any:
 def _reported(info: Any, field: str) -> jax.Array:
   """Each worker's diagnostic; NaN where an algorithm of one's own does not report it."""
   return jnp.asarray(getattr(info, field, jnp.nan)).astype(jnp.float32)
-
-
-def _worst(metric: str, values: jax.Array) -> jax.Array:
-  return values.min() if metric == 'accuracy' else values.max()

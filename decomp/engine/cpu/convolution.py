@@ -68,10 +68,17 @@ def _forward(x, kernel, strides, padding):
 
 def _backward(strides, padding, residuals, g):
   x, kernel = residuals
-  return (
-    _input_gradient(g, kernel, x.shape, strides, padding),
-    _kernel_gradient(x, g, kernel.shape, strides, padding),
-  )
+  dilated = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:3], strides, strict=True)]
+  flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+  low = [size - 1 - p for size, (p, _) in zip(kernel.shape[:2], padding, strict=True)]
+  pads = _pads_to(x.shape[1:3], dilated, kernel.shape[:2], low)
+  input_gradient = _convolve(g, flipped, pads, lhs_dilation=strides)
+  # In two steps: images are powers of two apart in memory, and a loop that reads one number of each
+  # in turn finds them all in the same few lines of the cache.
+  swapped = once(lambda x: x.transpose(1, 2, 0, 3), x).transpose(3, 0, 1, 2)
+  pads = _pads_to(kernel.shape[:2], x.shape[1:3], dilated, [p for p, _ in padding])
+  gradient = _convolve(swapped, g.transpose(1, 2, 0, 3), pads, rhs_dilation=strides)
+  return input_gradient, gradient.transpose(1, 2, 0, 3)
 
 
 _conv.defvjp(_forward, _backward)
@@ -81,27 +88,6 @@ def _convolve(x, kernel, padding, strides=(1, 1), **dilations):
   return lax.conv_general_dilated(
     x, kernel, strides, padding, dimension_numbers=LAYOUT, **dilations
   )
-
-
-def _input_gradient(g, kernel, shape, strides, padding):
-  flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-  low = [size - 1 - p for size, (p, _) in zip(flipped.shape[:2], padding, strict=True)]
-  pads = _pads_to(shape[1:3], _dilated(g.shape[1:3], strides), flipped.shape[:2], low)
-  return _convolve(g, flipped, pads, lhs_dilation=strides)
-
-
-def _kernel_gradient(x, g, shape, strides, padding):
-  # In two steps: images are powers of two apart in memory, and a loop that reads one number of each
-  # in turn finds them all in the same few lines of the cache.
-  swapped = once(lambda x: x.transpose(1, 2, 0, 3), x).transpose(3, 0, 1, 2)
-  low = [p for p, _ in padding]
-  pads = _pads_to(shape[:2], x.shape[1:3], _dilated(g.shape[1:3], strides), low)
-  gradient = _convolve(swapped, g.transpose(1, 2, 0, 3), pads, rhs_dilation=strides)
-  return gradient.transpose(1, 2, 0, 3)
-
-
-def _dilated(sizes, strides):
-  return [(size - 1) * stride + 1 for size, stride in zip(sizes, strides, strict=True)]
 
 
 def _pads_to(out_sizes, in_sizes, kernel_sizes, low):

@@ -45,18 +45,11 @@ def words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def fold_in(key: jax.Array, number: jax.typing.ArrayLike) -> jax.Array:
-  """A key for each of the numbers: those of `jax.random.fold_in`, for Threefry keys.
+  """Threefry keys in the shape of `number`: those of `jax.random.fold_in`, if `key` is one too.
 
   >>> key = jax.random.key(0)
   >>> bool((fold_in(key, 7) == jax.random.fold_in(key, 7)).all())
   True
-
-  Args:
-    key: one key.
-    number: an integer, or an array of them.
-
-  Returns:
-    Threefry keys in the shape of `number`.
   """
   y = jnp.asarray(number).astype(jnp.uint32)
   return jax.random.wrap_key_data(

@@ -75,3 +75,16 @@ def folded(
 
   short = jax.eval_shape(function, *args).size < 4096
   return function(*args) if short else once(fold, *args)
+
+
+def largest(x: jax.Array) -> jax.Array:
+  """max |x_i| of a flat float32 array; 0 of an empty one, and NaN if there is one.
+
+  In the order of their bits, where NaN comes after infinity: XLA's maximum of floating point
+  numbers loses it on CPU from some thousand elements on.
+  """
+
+  def bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+
+  return jax.lax.bitcast_convert_type(folded(jnp.maximum, bits, x).max(initial=0), jnp.float32)
