@@ -40,10 +40,10 @@ __version__ = '0.1.0'
 # quick and the core usable without them.
 _LATER = {
   'History': 'training.history',
-  'Sweep': 'training.many_runs',
+  'Sweep': 'training.sweep',
   'Task': 'tasks',
-  'sweep': 'training.many_runs',
-  'train': 'training.one_run',
+  'sweep': 'training.sweep',
+  'train': 'training.train',
 }
 _MODULES = {
   'checkpoint': 'training.checkpoint',
@@ -63,9 +63,9 @@ _MODULES = {
 if TYPE_CHECKING:
   from decomp.tasks import Task as Task
   from decomp.training.history import History as History
-  from decomp.training.many_runs import Sweep as Sweep
-  from decomp.training.many_runs import sweep
-  from decomp.training.one_run import train
+  from decomp.training.sweep import Sweep as Sweep
+  from decomp.training.sweep import sweep
+  from decomp.training.train import train
 
 
 def __dir__() -> list[str]:

@@ -37,7 +37,10 @@ GRID = flags.DEFINE_multi_string(
 )
 SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Each setting is run with all of them.')
 MEMBERS_AT_ONCE = flags.DEFINE_integer(
-  'members_at_once', None, 'Runs in one program; by default as many as fit half of the memory.', 1
+  'members_at_once',
+  None,
+  'Runs in one program; by default as many as fit half of the memory, or as the resumed sweep has.',
+  1,
 )
 flags.adopt_module_key_flags(settings)
 flags.set_default(settings.OPTIMIZER, 'sgd(learning_rate)')

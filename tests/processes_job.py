@@ -10,8 +10,8 @@ from jax.experimental import multihost_utils
 import decomp
 from decomp import algorithms, data, topology
 from decomp.training import processes
-from decomp.training.one_run import one_run
 from decomp.training.steps import Sampling, initial
+from decomp.training.train import program_of_one_run
 
 
 def main(address, number, output):
@@ -36,7 +36,9 @@ def main(address, number, output):
   counted = Counted(task.train['input'])
   task = task._replace(train={**task.train, 'input': counted})
   sim = decomp.simulate(algorithms.d_psgd(optax.sgd(0.1)), topology.ring(8), mesh)
-  one_run(task, sim, Sampling(shards, 2), 0, initial(task, 0), 'auto', worker_examples=10)
+  program_of_one_run(
+    task, sim, Sampling(shards, 2), 0, initial(task, 0), 'auto', worker_examples=10
+  )
   own = np.concatenate([shards.shard(worker) for worker in range(8) if worker // 4 == int(number)])
   assert set(counted.rows) == set(own.tolist())
   if processes.is_first():

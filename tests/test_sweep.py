@@ -17,11 +17,11 @@ from test_experiments import TINY, Program, read_rows
 import decomp
 from decomp import algorithms, compressors, models, plots, topology
 from decomp.tasks.data import partition
-from decomp.training import many_runs
 from decomp.training import program as compiled
+from decomp.training import sweep as sweeping
 from decomp.training.history import History
-from decomp.training.one_run import one_run
 from decomp.training.steps import Sampling, Steps, initial
+from decomp.training.train import program_of_one_run
 
 RING = topology.ring(4)
 
@@ -143,7 +143,7 @@ def test_resumed_sweep_is_the_uninterrupted_one(rates, at_once, row, tmp_path, m
   assert {bool(history.diverged) for history in expected.histories} == {True, False}
   with pytest.raises(KeyboardInterrupt):
     resume(members_at_once=at_once, learning_rate=rates, on_row=stop_at(8, row))
-  with pytest.raises(ValueError, match='already: pass resume=True'):
+  with pytest.raises(ValueError, match='holds a sweep already: pass resume=True'):
     resume(learning_rate=rates, resume=False)
   found = resume(learning_rate=rates, on_row=lambda *row: rows.append(row))
   same = [[(p, {**row, 'seconds': 0}) for p, row in part] for part in (rows, expected_rows)]
@@ -154,8 +154,9 @@ def test_resumed_sweep_is_the_uninterrupted_one(rates, at_once, row, tmp_path, m
   monkeypatch.setattr(compiled.Program, 'compile', None)
   again = resume(learning_rate=rates)
   assert repr(again.histories) == repr(found.histories)
-  with pytest.raises(ValueError, match='another configuration'):
-    resume(learning_rate=(*rates[:-1], 0.3))
+  for other in ({'learning_rate': (*rates[:-1], 0.3)}, {'members_at_once': 1}, {'seeds': (0, 2)}):
+    with pytest.raises(ValueError, match='another configuration'):
+      resume(**{'learning_rate': rates, **other})
 
 
 def test_sweep_over_devices():
@@ -175,8 +176,21 @@ def test_sweep_over_devices():
     assert len(jax.tree.leaves(ours.state.workers)[0].sharding.device_set) == 2
 
 
+@pytest.mark.parametrize('devices', [2, 4])
+def test_a_member_that_diverged_before_comes_back_on_its_devices(devices, tmp_path):
+  mesh = decomp.worker_mesh(4, jax.devices()[:devices])
+  sweep = functools.partial(
+    decomp.sweep, logistic(), gossip, RING, batch_size=2, seeds=(0,), learning_rate=(0.1, 1e4)
+  )
+  sweep(steps=8, mesh=mesh, checkpoint_dir=tmp_path)
+  found = sweep(steps=12, mesh=mesh, checkpoint_dir=tmp_path, resume=True, eval_every=None)
+  assert [bool(history.diverged) for history in found.histories] == [False, True]
+  for history in found.histories:
+    assert len(history.params.sharding.device_set) == devices
+
+
 def test_resume_needs_a_folder():
-  with pytest.raises(ValueError, match='resume=True: needs the checkpoint_dir of the sweep'):
+  with pytest.raises(ValueError, match='resume=True: needs the checkpoint_dir of the run'):
     decomp.sweep(logistic(), gossip, RING, 1, 1, learning_rate=(0.1,), resume=True)
 
 
@@ -192,7 +206,7 @@ def traced(task, make, numbers, graph=RING, mapping='vmap'):
   """The loop of two members, and that of one run."""
   shards = partition.iid(task.train['label'], graph.num_workers)
   sim, start = decomp.simulate(make(**numbers), graph), initial(task, 0)
-  one = one_run(task, sim, Sampling(shards, 2), 0, start, mapping, worker_examples=10)
+  one = program_of_one_run(task, sim, Sampling(shards, 2), 0, start, mapping, worker_examples=10)
 
   def steps_of(member):
     sim = decomp.simulate(make(**member.numbers), graph)
@@ -278,7 +292,7 @@ def test_members_that_fit_the_memory(monkeypatch):
       made.append((program.size, program.bytes()))
 
   monkeypatch.setattr(compiled.Program, 'compile', compile)
-  monkeypatch.setattr(many_runs, '_memory_of_the_device', lambda: made[0][1] * 1.02)
+  monkeypatch.setattr(sweeping, '_memory_of_a_device', lambda count: made[0][1] * 1.02)
   found = decomp.sweep(logistic(), gossip, RING, 2, 2, seeds=range(6), learning_rate=(0.1,))
   assert [members for members, _ in made] == [6, 3]
   assert made[1][1] < made[0][1]

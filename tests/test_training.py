@@ -455,3 +455,11 @@ def test_metrics_over_workers():
   np.testing.assert_allclose(mean['b'], 2)
   np.testing.assert_allclose(metrics.consensus_distance(params), 3.0)  # both are (1, 2, 2) away
   np.testing.assert_allclose(metrics.gradient_norm(params), np.sqrt(4 + 16 + 4), rtol=1e-6)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+  train(steps=EVAL_EVERY, checkpoint_dir=tmp_path)
+  for path in tmp_path.glob('*/history/*'):
+    path.write_text(path.read_text().replace('"diverged"', '"other"'))
+  with pytest.raises(ValueError, match='holds a run of an earlier version, which cannot be'):
+    train(checkpoint_dir=tmp_path, resume=True)

@@ -95,11 +95,11 @@ class _Loopback(Meter):
   """A network of one worker who hears itself in place of the others, with all that costs."""
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
-    return _hear(payload, decode, self._topology.degree)
+    return _hear(payload, decode, self.topology.degree)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     # An all-reduce adds as many numbers as the array has, a little less than once.
-    return _hear(payload, decode or as_is, self._topology.num_workers - 1 if decode else 1)
+    return _hear(payload, decode or as_is, self.topology.num_workers - 1 if decode else 1)
 
 
 def _hear(payload: PyTree, decode: Callable[[PyTree], PyTree], times: int) -> PyTree:

@@ -20,17 +20,17 @@ class Meter:
   def __init__(self, topology: Topology):
     self.index = self.round = jnp.zeros((), jnp.int32)
     self.bytes = 0
-    self._topology = topology
+    self.topology = topology
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """Counts one packed message to each neighbour."""
-    sends = self._topology.degrees.mean(0).max()
+    sends = self.topology.degrees.mean(0).max()
     self.bytes += math.ceil(wire.size(payload) * sends)
     return decode(payload)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """Counts a ring all-reduce, or a ring all-gather of what must be decoded before it is added."""
-    others = self._topology.num_workers - 1
+    others = self.topology.num_workers - 1
     sends = others if decode else 2 * others / (others + 1)
     self.bytes += math.ceil(wire.size(payload) * sends)
     return (decode or as_is)(payload)

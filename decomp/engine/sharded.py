@@ -94,11 +94,11 @@ def _route(matrix: np.ndarray, num_devices: int) -> Route:
 
 
 @dataclasses.dataclass(eq=False)
-class MeshNetwork:
+class ShardedNetwork:
   """What one of the workers of a device sees: see `decomp.base.Network`."""
 
-  routes: list[Route]
-  num_workers: int
+  _routes: list[Route]
+  _num_workers: int
   index: jax.Array
   round: jax.Array
   observed: jax.Array
@@ -121,7 +121,7 @@ class MeshNetwork:
       values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everything)
       return jax.tree.map(lambda x: weighted(row, x), values)
 
-    branches = [lambda local, route=route: travel(route, local) for route in self.routes]
+    branches = [lambda local, route=route: travel(route, local) for route in self._routes]
     return jax.lax.switch(self.round % len(branches), branches, local)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
@@ -133,7 +133,7 @@ class MeshNetwork:
     local = jax.lax.all_gather(wire.pack(payload), SLOT)
     everyone = jax.lax.all_gather(local, AXIS, tiled=True)
     values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everyone)
-    share = jnp.full(self.num_workers, 1 / self.num_workers)
+    share = jnp.full(self._num_workers, 1 / self._num_workers)
     return jax.tree.map(lambda x: weighted(share, x), values)
 
 
@@ -145,7 +145,7 @@ def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callab
   def on_device(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
     def one(*args: Any) -> Any:
       index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
-      return function(*args, MeshNetwork(plan, topology.num_workers, index, round, observed))
+      return function(*args, ShardedNetwork(plan, topology.num_workers, index, round, observed))
 
     return jax.vmap(one, axis_name=SLOT, axis_size=k)(*args)
 

@@ -92,11 +92,11 @@ def _sparse(topology: Topology) -> Mixer:
 
 
 @dataclasses.dataclass(eq=False)
-class Network:
+class StackedNetwork:
   """What one of the stacked workers sees: see `decomp.base.Network`."""
 
-  mixer: Mixer
-  weights: PyTree
+  _mixer: Mixer
+  _weights: PyTree
   index: jax.Array
   round: jax.Array
   observed: jax.Array
@@ -104,7 +104,7 @@ class Network:
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
-    return self.mixer.mix(self.weights, self.round, payload, decode)
+    return self._mixer.mix(self._weights, self.round, payload, decode)
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """The exact average over all workers of decode(payload_j)."""
@@ -122,7 +122,7 @@ def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]
 
   def everyone(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
     def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
-      return function(*args, Network(how, weights, index, round, observed))
+      return function(*args, StackedNetwork(how, weights, index, round, observed))
 
     weights = jax.tree.map(jnp.asarray, how.weights)
     indices = jnp.arange(topology.num_workers)

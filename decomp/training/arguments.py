@@ -1,4 +1,4 @@
-"""The arguments that `train` and `sweep` share: checks, and what they stand for."""
+"""Arguments of `train` and `sweep`: checks, and what they stand for."""
 
 import zlib
 from typing import Any
@@ -15,13 +15,15 @@ from decomp.topology import Topology
 from decomp.training.steps import Sampling
 
 
-def check(task: Any, **counts: int | None) -> None:
-  """Whether there is a task, and arguments that count something can do so."""
+def check(task: Any, checkpoint_dir: str | None, resume: bool, **counts: int | None) -> None:
+  """Whether there is a task, something to resume, and arguments that count something can do so."""
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
   for name, value in counts.items():
     if value is not None and (not isinstance(value, int | np.integer) or value < 1):
       raise ValueError(f'{name}={value!r}: must be a whole number of at least 1')
+  if resume and checkpoint_dir is None:
+    raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
 
 
 def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
@@ -45,6 +47,14 @@ def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -
       f'shards divides {int(np.sum(shards.lengths))} examples, but task={task.name} has {examples}'
     )
   return shards
+
+
+def interval(eval_every: int | None, steps: int) -> tuple[int, tuple[str, ...]]:
+  """Steps between two rows, and which facts may differ where the run is continued.
+
+  A run that is to be longer has another default.
+  """
+  return (eval_every, ()) if eval_every else (max(1, steps // 20), ('eval_every',))
 
 
 def facts(

@@ -66,7 +66,7 @@ class Checkpointer:
     """
     path = Path(directory).absolute()
     path.mkdir(parents=True, exist_ok=True)
-    _check_config(path / 'config.json', config, ignore)
+    check_config(path / 'config.json', config, ignore)
     logging.getLogger('absl').addFilter(_is_not_chatter)
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
     self._manager = ocp.CheckpointManager(path, options=options)
@@ -148,7 +148,7 @@ class Checkpointer:
     return self._manager.restore(step, args=ocp.args.Composite(**items))
 
 
-def _check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str]) -> None:
+def check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str] = ()) -> None:
   """Compares `config` with that of the file, or writes the file if there is none."""
   text = json.dumps(config, indent=2)
   if not path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -60,17 +61,17 @@ class Checkpoints(NamedTuple):
 
   Attributes:
     directory: None for no checkpoints.
-    facts: what a run that is continued must share.
     seconds: a checkpoint is written when the last one is this old.
     resume: whether to continue from the newest one.
+    facts: what a run that is continued must share, as JSON values.
     ignore: the names of facts that may differ.
   """
 
   directory: str | None
-  facts: Mapping[str, Any]
   seconds: float
   resume: bool
-  ignore: Sequence[str] = ()
+  facts: Mapping[str, Any]
+  ignore: Sequence[str]
 
   def open(self) -> Any:
     """A context that gives the `Checkpointer`, or None."""
@@ -78,14 +79,15 @@ class Checkpoints(NamedTuple):
       return contextlib.nullcontext()
     from decomp.training.checkpoint import Checkpointer  # here, because Orbax takes long to import
 
-    return Checkpointer(self.directory, self.facts, ignore=self.ignore)
+    facts = json.loads(json.dumps(self.facts))
+    return Checkpointer(self.directory, facts, ignore=self.ignore)
 
 
 class Loop:
   """Drives a `Program` from row to row: one run, or some side by side.
 
   Args:
-    program: for as many members.
+    program: compiled for as many members as there are.
     members: None for one run. There may be more than runs: copies that fill up a group.
     runs: what the host knows of each.
     checkpoints: where to keep them, or to continue from.
@@ -234,6 +236,11 @@ class Loop:
 
   def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
     """The form of what `_save` has saved with this record."""
+    if any('diverged' not in one for one in record):
+      raise ValueError(
+        'checkpoint_dir holds a run of an earlier version, which cannot be continued: choose '
+        'another directory'
+      )
     ended = [str(number) for number, one in enumerate(record) if one['diverged']]
     return self._carry, np.float64(0), dict.fromkeys(ended, self._program.end_shape)
 

@@ -2,7 +2,8 @@
 
 Steps run in chunks inside one `while_loop` with donated buffers. On one device the loop leaves at
 the very step where a loss fails. Workers on a mesh learn of each other's losses only between
-chunks: inside one nothing travels but the algorithm's own messages.
+chunks: inside one nothing travels but the algorithm's own messages and, for a row, the mean
+gradient.
 
 Runs that differ in numbers only, the members of a sweep, are one program by `vmap`. All share the
 number of the step: what depends on it alone (which graph, whether a row is due) is decided once for
@@ -69,12 +70,14 @@ class Program:
     self.size = 1 if members is None else len(members.seed)
     self._shapes: Any = jax.eval_shape(self._start, members, begin)
     everywhere = split = None
+    device = mesh.devices.flat[0] if mesh else jax.local_devices()[0]
+    self._options = cpu.OPTIONS if device.platform == 'cpu' else None
+    self._mesh = mesh
     if mesh:
       everywhere = NamedSharding(mesh, PartitionSpec())
-      split = jax.tree.map(self._sharding(mesh), self._shapes)
-      self._shapes = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), self._shapes, split
-      )
+      split_over = _split_over(mesh, () if members is None else (None,))
+      self._shapes = jax.tree.map(split_over, self._shapes)
+      split = jax.tree.map(lambda x: x.sharding, self._shapes)
     self.start = jax.jit(self._start, out_shardings=split)
     self.reset = jax.jit(self._each(reset, (_AXES,), _AXES), donate_argnums=0, out_shardings=split)
     self._outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
@@ -86,14 +89,14 @@ class Program:
   def compile(self) -> None:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
     if self.loop is None:
-      self.loop = self.trace().lower().compile(cpu.OPTIONS)
+      self.loop = self.trace().lower().compile(self._options)
       measured = self._measuring.lower(self._shapes, self._members, self.data)
       self._measured = measured.compile()
 
   def trace(self) -> Any:
     """The loop before it is compiled, of `jax.stages.Traced`."""
     zero, limits = np.int32(0), np.zeros(self.size, np.float32)
-    numbers = zero, zero, self._own(limits), self._own(limits > 0)
+    numbers = zero, zero, self._own(limits), self._own(np.zeros(self.size, bool))
     return self._advancing.trace(self._shapes, self._members, *numbers, self.data)
 
   def bytes(self) -> int:
@@ -130,7 +133,8 @@ class Program:
   @property
   def end_shape(self) -> tuple[State, PyTree]:
     """The shapes of `end`."""
-    return jax.eval_shape(lambda carry: self.end(carry, 0), self._shapes)
+    shapes = jax.eval_shape(lambda carry: self.end(carry, 0), self._shapes)
+    return shapes if self._mesh is None else jax.tree.map(_split_over(self._mesh), shapes)
 
   def _start(self, members: Members | None, begin: PyTree) -> Carry:
     start = self._each(lambda member, begin: self.steps_of(member).start(*begin), (0, 0), _AXES)
@@ -172,15 +176,15 @@ class Program:
     """What each run has of its own; without an axis where there is but one run."""
     return values[0] if self._members is None else values
 
-  def _sharding(self, mesh: Mesh) -> Callable[[Any], NamedSharding]:
-    """Everything with a worker axis is split over the mesh; the rest is everywhere."""
-    before = () if self._members is None else (None,)
 
-    def sharding(x: Any) -> NamedSharding:
-      spec = PartitionSpec(*before, 'worker') if x.ndim > len(before) else PartitionSpec()
-      return NamedSharding(mesh, spec)
+def _split_over(mesh: Mesh, before: tuple[None, ...] = ()) -> Callable[[Any], Any]:
+  """Shapes with shardings: what has a worker axis, after those `before`, is split over the mesh."""
 
-    return sharding
+  def split(x: Any) -> jax.ShapeDtypeStruct:
+    spec = PartitionSpec(*before, 'worker') if x.ndim > len(before) else PartitionSpec()
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+  return split
 
 
 def place(

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from decomp.training.processes import is_first
+
 
 class Progress:
-  """A bar with steps, steps per second, time left and the last metrics; nothing off a terminal."""
+  """A bar with steps, steps per second, time left and the last metrics.
+
+  Nothing off a terminal, and in several processes only the first shows it.
+  """
 
   def __init__(self, show: bool | None, label: str, steps: int):
-    self._show = sys.stderr.isatty() if show is None else show
+    self._show = is_first() and (sys.stderr.isatty() if show is None else show)
     self._label, self._total = label, steps
 
   def __enter__(self) -> Progress:

@@ -70,7 +70,7 @@ class Data(NamedTuple):
   """What the compiled functions read; arguments, since constants would be compiled in.
 
   Attributes:
-    train: all examples, [N, ...]; on a mesh each worker's own ones, [n, longest, ...].
+    train: all examples, [N, ...]; or each worker's own ones, [n, longest, ...].
     test: for the mean model.
     worker_test: for single workers.
   """

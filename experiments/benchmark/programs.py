@@ -12,8 +12,8 @@ import optax
 import decomp
 from decomp import algorithms, compressors, data, models, tasks, topology
 from decomp.engine import cpu
-from decomp.training.one_run import one_run
 from decomp.training.steps import Carry, Sampling, initial
+from decomp.training.train import program_of_one_run
 
 
 def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Callable[[], Any]:
@@ -68,7 +68,9 @@ class Training:
     sim = decomp.simulate(algorithm, topology.ring(n))
     self.begin = initial(task, 0)
     sampling = Sampling(shards, batch_size)
-    self.program = one_run(task, sim, sampling, 0, self.begin, 'auto', worker_examples=10)
+    self.program = program_of_one_run(
+      task, sim, sampling, 0, self.begin, 'auto', worker_examples=10
+    )
     self.task, self.n, self.batch_size = task, n, batch_size
     self._model_state = self.start().model_state
     began = time.perf_counter()

@@ -51,8 +51,8 @@ COLUMNS: dict[str, tuple[float, float, float]] = {
   'sign_norm()': (92.40, DIVERGES, 92.46),
 }
 # CHOCO scales unbiased compressors down, and has a consensus rate for each: those of
-# `decomp.theory.rules.choco_sgd.stable_rate`, for the largest leaf where it depends on the size, but
-# for qsgd(8), top_k(0.01) and sign_norm.
+# `decomp.theory.rules.choco_sgd.stable_rate`, for the largest leaf where it depends on the size;
+# not so for qsgd(8), top_k(0.01) and sign_norm.
 CHOCO = {
   'qsgd(16)': 'contractive(qsgd(16)), consensus_rate=1.0',
   'qsgd(8)': 'contractive(qsgd(8)), consensus_rate=0.5',

@@ -1,6 +1,5 @@
 """`decomp.train`: one run."""
 
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,6 @@ from decomp.topology import Topology
 from decomp.training import arguments
 from decomp.training.history import History, Row
 from decomp.training.loop import Checkpoints, Loop, Run
-from decomp.training.processes import is_first
 from decomp.training.program import Program, place
 from decomp.training.progress import Progress
 from decomp.training.steps import Sampling, Steps, choose_mapping, initial
@@ -91,34 +89,31 @@ def train(
   (40, True)
   """
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
-  arguments.check(task, steps=steps, batch_size=batch_size, **counts)
-  if resume and checkpoint_dir is None:
-    raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
-  ignore = () if eval_every else ('eval_every',)  # a run that is to be longer has another default
-  eval_every = eval_every or max(1, steps // 20)
+  arguments.check(task, checkpoint_dir, resume, steps=steps, batch_size=batch_size, **counts)
+  rows_every, ignore = arguments.interval(eval_every, steps)
   sim = simulate(algorithm, topology, mesh)
   shards = arguments.divide(shards, task, topology, seed)
   sampling = Sampling(shards, batch_size, reshuffle, replacement)
   facts = {
-    **arguments.facts(task, topology, sampling, eval_every, worker_examples),
+    **arguments.facts(task, topology, sampling, rows_every, worker_examples),
     'algorithm': algorithm.name,
     'seed': seed,
-    **json.loads(json.dumps(dict(config or {}))),
+    **(config or {}),
   }
   begin = initial(task, seed)
-  program = one_run(task, sim, sampling, seed, begin, mapping, worker_examples)
+  program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples)
   wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
   rows = on_row or (lambda row: None)
   run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds)
-  checkpoints = Checkpoints(checkpoint_dir, facts, checkpoint_seconds, resume, ignore)
-  with Progress(progress if is_first() else False, algorithm.name, steps) as bar:
-    (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, eval_every)
+  checkpoints = Checkpoints(checkpoint_dir, checkpoint_seconds, resume, facts, ignore)
+  with Progress(progress, algorithm.name, steps) as bar:
+    (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, rows_every)
   if history.diverged:
     warnings.warn(history.diverged, RuntimeWarning, stacklevel=2)
   return history
 
 
-def one_run(
+def program_of_one_run(
   task: Task,
   sim: Simulation,
   sampling: Sampling,

@@ -26,12 +26,16 @@ from decomp.topology import Topology
 from decomp.training import arguments
 from decomp.training.history import History, Row
 from decomp.training.loop import Checkpoints, Loop, Run
+from decomp.training.processes import first_says
 from decomp.training.program import Members, Program, place
 from decomp.training.progress import Progress
 from decomp.training.steps import Sampling, Steps, choose_mapping, initial
 
 Point = dict[str, Any]
 """The numbers that a member was made with, and its 'seed'."""
+
+_SWEEP = 'sweep.json'
+"""Which runs a directory of checkpoints belongs to."""
 
 _MEMORY = 0.5
 """The part of the memory that members may fill together."""
@@ -147,11 +151,8 @@ def sweep(
   ({'learning_rate': 0.01, 'seed': 1}, 4, 0.5)
   """
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
-  arguments.check(
-    task, steps=steps, batch_size=batch_size, members_at_once=members_at_once, **counts
-  )
-  if resume and checkpoint_dir is None:
-    raise ValueError('resume=True: needs the checkpoint_dir of the sweep to continue')
+  counts |= {'steps': steps, 'batch_size': batch_size, 'members_at_once': members_at_once}
+  arguments.check(task, checkpoint_dir, resume, **counts)
   points = _points(grids, seeds)
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
   sims = [simulate(make_algorithm(**_numbers(point)), topology, mesh) for point in points]
@@ -189,28 +190,28 @@ def sweep(
     return Run(sims[number], own, bytes_per_step, functools.partial(rows, points[number]))
 
   def checkpoints(group: Sequence[int], own: Members) -> Checkpoints:
-    shared = sampling(own.shards), rows_every, worker_examples
     facts = {
-      **arguments.facts(task, topology, *shared),
+      **arguments.facts(task, topology, sampling(own.shards), rows_every, worker_examples),
       'algorithms': [sims[number].algorithm.name for number in group],
       'runs': [points[number] for number in group],
-      **dict(config or {}),
+      **(config or {}),
     }
     folder = checkpoint_dir and str(Path(checkpoint_dir, f'runs-{group[0]}-to-{group[-1]}'))
-    ignore = () if eval_every else ('eval_every',)
-    return Checkpoints(folder, json.loads(json.dumps(facts)), checkpoint_seconds, resume, ignore)
+    return Checkpoints(folder, checkpoint_seconds, resume, facts, ignore)
 
-  rows_every = eval_every or max(1, steps // 20)
-  known = members_at_once or _found(checkpoint_dir)
+  rows_every, ignore = arguments.interval(eval_every, steps)
+  known = members_at_once or _begun_with(checkpoint_dir, resume)
   groups = _groups(len(points), known or len(points))
   program = program_of(groups[0])
   histories: list[History] = []
   with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
     if known is None:
       program.compile()
-      if (used := program.bytes()) > (most := _MEMORY * _memory_of_the_device()):
+      most = _MEMORY * _memory_of_a_device(devices.size if devices else 1)
+      if (used := program.bytes()) > most:
         groups = _groups(len(points), max(1, int(len(points) * most / used)))
         program = program_of(groups[0])
+    _note(checkpoint_dir, points, len(groups[0]))
     for group in groups:
       own, begin = members(group)
       runs, done = [run(number) for number in sorted(set(group))], len(histories) * steps
@@ -271,17 +272,35 @@ def _groups(count: int, at_once: int) -> list[list[int]]:
   return [[min(i, last) for i in range(k, k + size)] for k in range(0, count, size)]
 
 
-def _found(directory: str | None) -> int | None:
-  """How many members the first group of a sweep's checkpoints has; None if there are none."""
-  for path in Path(directory).glob('runs-0-to-*') if directory else ():
-    return int(path.name.rpartition('-')[2]) + 1
-  return None
+def _begun_with(directory: str | None, resume: bool) -> int | None:
+  """How many runs at once the sweep in this directory was begun with; None if there is none."""
+  path = Path(directory or '', _SWEEP)
+  text = first_says(path.read_text() if directory and path.exists() else '')
+  if text and not resume:
+    raise ValueError(
+      'checkpoint_dir holds a sweep already: pass resume=True to continue it, or choose another '
+      'directory'
+    )
+  return json.loads(text)['members_at_once'] if text else None
 
 
-def _memory_of_the_device() -> float:
-  """Bytes of the device, or on CPU of the machine."""
+def _note(directory: str | None, points: Sequence[Point], at_once: int) -> None:
+  """Writes down which runs there are, or checks that they are those of the sweep to resume.
+
+  Last bits depend on how many run at once, and so do the folders.
+  """
+  if directory:
+    from decomp.training.checkpoint import check_config  # here, because Orbax takes long to import
+
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    check_config(Path(directory, _SWEEP), {'members_at_once': at_once, 'runs': points})
+
+
+def _memory_of_a_device(count: int) -> float:
+  """Bytes of one of `count` devices, which on CPU share those of the machine."""
   statistics = jax.local_devices()[0].memory_stats() or {}
-  return statistics.get('bytes_limit') or os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return statistics.get('bytes_limit') or machine / count
 
 
 def _statistics(values: np.ndarray) -> Row:
