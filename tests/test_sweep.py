@@ -176,9 +176,8 @@ def test_sweep_over_devices():
     assert len(jax.tree.leaves(ours.state.workers)[0].sharding.device_set) == 2
 
 
-@pytest.mark.parametrize('devices', [2, 4])
-def test_a_member_that_diverged_before_comes_back_on_its_devices(devices, tmp_path):
-  mesh = decomp.worker_mesh(4, jax.devices()[:devices])
+def test_a_member_that_diverged_before_comes_back_on_its_devices(tmp_path):
+  mesh = decomp.worker_mesh(4, jax.devices()[:2])
   sweep = functools.partial(
     decomp.sweep, logistic(), gossip, RING, batch_size=2, seeds=(0,), learning_rate=(0.1, 1e4)
   )
@@ -186,7 +185,7 @@ def test_a_member_that_diverged_before_comes_back_on_its_devices(devices, tmp_pa
   found = sweep(steps=12, mesh=mesh, checkpoint_dir=tmp_path, resume=True, eval_every=None)
   assert [bool(history.diverged) for history in found.histories] == [False, True]
   for history in found.histories:
-    assert len(history.params.sharding.device_set) == devices
+    assert len(history.params.sharding.device_set) == 2
 
 
 def test_resume_needs_a_folder():
