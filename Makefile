@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
