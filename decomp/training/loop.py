@@ -110,6 +110,7 @@ class Loop:
     self._over = np.arange(program.size) >= len(runs)  # the copies are of no interest
     self._saved_at = time.monotonic()
     self._seconds = self._pace = 0.0
+    self._advice: dict[str, str] = {}
     self._carry: Carry
 
   def train(self, begin: PyTree, steps: int, eval_every: int) -> list[History]:
@@ -211,8 +212,10 @@ class Loop:
       sim, history = self._runs[number].sim, self._histories[number]
       if what := histories.explain(history, losses[number], failed[number]):
         state, model_state = self._program.end(self._carry, number)
-        advice = histories.advise(sim, state.params)
-        reason = f'{sim.algorithm.name} on {sim.topology.name} {what}. {advice}'
+        name = sim.algorithm.name
+        if name not in self._advice:  # it takes a second, and many members may diverge
+          self._advice[name] = histories.advise(sim, state.params)
+        reason = f'{name} on {sim.topology.name} {what}. {self._advice[name]}'
         self._end(number, reason, state, model_state)
     for number in shown:  # at last: all is well to be saved if one of them raises
       self._runs[number].on_row(self._histories[number][-1])
