@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from decomp import algorithms, compressors, topology
-from decomp.base import Algorithm, Compressor, Info, Needs, Network
+from decomp.base import Algorithm, Compressor, Info, Needs, Network, Shared
 from decomp.engine import wire
 from decomp.engine.sharded import worker_mesh
 from decomp.engine.simulation import Simulation, State, simulate
@@ -22,6 +22,7 @@ __all__ = [
   'Info',
   'Needs',
   'Network',
+  'Shared',
   'Simulation',
   'State',
   'Topology',

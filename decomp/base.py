@@ -24,6 +24,23 @@ Decode = Callable[[PyTree, Any], jax.Array]
 """(payload, an array or its shape and dtype) -> x."""
 
 
+Change = Callable[[PyTree, PyTree], PyTree]
+"""(a shared value, a message) -> what is added to the value; linear in both together."""
+
+
+class Shared(NamedTuple):
+  """A value v of one worker that all its neighbours know, because it changes by messages only.
+
+  Attributes:
+    value: v_i.
+    pull: what the network itself must carry in order to know sum_j W_ij v_j - v_i; nothing where
+      everyone's values are at hand. Ask `net.pull`.
+  """
+
+  value: PyTree
+  pull: PyTree = ()
+
+
 class Network(Protocol):
   """What a worker sees of the others. `decomp.engine` implements it for each executor."""
 
@@ -42,6 +59,24 @@ class Network(Protocol):
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """The average over all workers of decode(payload_j)."""
+    ...
+
+  def share(self, value: PyTree) -> Shared:
+    """Tells the neighbours a value as it is, at the start of a run."""
+    ...
+
+  def pull(self, shared: Shared) -> PyTree:
+    """sum_j W_ij v_j - v_i of the shared values v. Nothing is sent. W must be fixed."""
+    ...
+
+  def update(self, shared: Shared, message: Any, change: Change = ...) -> Shared:
+    """Sends a message, by which everyone who knows v changes it: v ← v + change(v, message).
+
+    Args:
+      shared: v.
+      message: from `decomp.tree.compress`.
+      change: linear in both of its arguments; the message itself by default.
+    """
     ...
 
 

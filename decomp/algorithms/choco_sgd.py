@@ -18,13 +18,11 @@ class ChocoState(NamedTuple):
   Attributes:
     params: x_i.
     estimate: x̂_i, what the neighbours know of x_i.
-    mixed: sum_j W_ij x̂_j.
     opt_state: the optimizer's.
   """
 
   params: base.PyTree
-  estimate: base.PyTree
-  mixed: base.PyTree
+  estimate: base.Shared
   opt_state: Any
 
 
@@ -37,9 +35,10 @@ def choco_sgd(
     x̂_i ← x̂_i + C(h_i - x̂_i)                     (x̂_i = 0 at the start)
     x_i ← h_i + γ (sum_j W_ij x̂_j - x̂_i)
 
-  The average model is not disturbed by compression at all. Use it with biased or very strong
-  compression (`top_k`, `sign_norm`), with a consensus rate γ to match: any contractive C works
-  with γ small enough. An unbiased C needs α² < 1 here, or no γ helps.
+  The average model is not disturbed by compression at all, only by rounding: after 10^5 steps with
+  exact gradients it is where that of `d_psgd` is (1e-6 to 7e-6 from an optimum at 1). Use it with
+  biased or very strong compression (`top_k`, `sign_norm`), with a consensus rate γ to match: any
+  contractive C works with γ small enough. An unbiased C needs α² < 1 here, or no γ helps.
 
   Args:
     optimizer: each worker's own optax optimizer.
@@ -65,19 +64,19 @@ def choco_sgd(
     raise ValueError(f'consensus_rate={consensus_rate!r}: must be above 0 and at most 1')
 
   def init(params: base.PyTree, net: base.Network) -> ChocoState:
-    zeros = optax.tree.zeros_like(params)
-    return ChocoState(params, zeros, zeros, optimizer.init(params))
+    nothing = net.share(optax.tree.zeros_like(params))
+    return ChocoState(params, nothing, optimizer.init(params))
 
   def step(
     key: jax.Array, grads: base.PyTree, state: ChocoState, net: base.Network
   ) -> tuple[ChocoState, base.Info]:
     updates, opt_state = common.local_update(optimizer, grads, state)
     half = optax.tree.add(state.params, updates)
-    message = tree.compress(compressor, key, optax.tree.sub(half, state.estimate), net)
-    estimate = optax.tree.add(state.estimate, message.value)
-    mixed = optax.tree.add(state.mixed, net.mix(message.payload, message.decode))
-    params = tree.add_scaled(half, consensus_rate, optax.tree.sub(mixed, estimate))
-    return ChocoState(params, estimate, mixed, opt_state), message.info
+    news = optax.tree.sub(half, state.estimate.value)
+    message = tree.compress(compressor, key, news, net)
+    estimate = net.update(state.estimate, message)
+    params = tree.add_scaled(half, consensus_rate, net.pull(estimate))
+    return ChocoState(params, estimate, opt_state), message.info
 
   needs = base.Needs(connected=True, symmetric=True, fixed=True)
   name = f'choco_sgd({compressor}, consensus_rate={consensus_rate})'

@@ -16,12 +16,12 @@ class ECDState(NamedTuple):
 
   Attributes:
     params: x_i, in full precision, known to its owner only.
-    mixed: sum_j W_ij x̃_j, where x̃_j is the estimate of x_j that all its neighbours share.
+    estimate: x̃_i, what the neighbours, and the owner too, take x_i for.
     opt_state: the optimizer's.
   """
 
   params: base.PyTree
-  mixed: base.PyTree
+  estimate: base.Shared
   opt_state: Any
 
 
@@ -42,6 +42,9 @@ def ecd_psgd(
   by a norm) the extrapolation makes z, and with it the error, grow with t at a constant step size:
   watch `info.message_norm`. With `fixed_grid` it is the limit that must hold z, which grows like
   tγ|g|/2: watch `info.clipped`, as clipping one element in a thousand late in a run is too much.
+  In float32 the estimate itself stops improving at about t = 10^5, where 2/t of an error is what
+  rounding takes away: with 8 bits and no gradient noise the mean model was then 1.2e-3 to 1.9e-3
+  from the optimum at 1, on four graphs with γh = 0.01, and 0.5e-3 to 0.9e-3 in float64.
 
   Args:
     optimizer: each worker's own optax optimizer.
@@ -64,21 +67,24 @@ def ecd_psgd(
   common.warn_if_biased('ecd_psgd', compressor)
 
   def init(params: base.PyTree, net: base.Network) -> ECDState:
-    return ECDState(params, net.mix(params), optimizer.init(params))
+    return ECDState(params, net.share(params), optimizer.init(params))
 
   def step(
     key: jax.Array, grads: base.PyTree, state: ECDState, net: base.Network
   ) -> tuple[ECDState, base.Info]:
     t = (net.round + 1).astype(float)
     updates, opt_state = common.local_update(optimizer, grads, state)
-    moved = optax.tree.sub(optax.tree.add(state.mixed, updates), state.params)
+    mixed = optax.tree.add(state.estimate.value, net.pull(state.estimate))
+    moved = optax.tree.sub(optax.tree.add(mixed, updates), state.params)
     z = tree.add_scaled(state.params, t / 2, moved)
     message = tree.compress(compressor, key, z, net)
     # By way of z, so that z may take the place of the gradients, and x' that of x.
     params = tree.add_scaled(state.params, 2 / t, optax.tree.sub(z, state.params))
-    received = net.mix(message.payload, message.decode)
-    mixed = tree.add_scaled(state.mixed, 2 / t, optax.tree.sub(received, state.mixed))
-    return ECDState(params, mixed, opt_state), message.info
+
+    def average(estimate: base.PyTree, received: base.PyTree) -> base.PyTree:
+      return tree.scale(2 / t, optax.tree.sub(received, estimate))
+
+    return ECDState(params, net.update(state.estimate, message, average), opt_state), message.info
 
   needs = base.Needs(connected=True, symmetric=True, fixed=True)
   name = f'ecd_psgd({compressor})'

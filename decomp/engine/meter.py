@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from decomp.base import PyTree
+from decomp.base import Change, PyTree, Shared
 from decomp.engine import wire
-from decomp.engine.stacked import as_is
+from decomp.engine.stacked import as_is, latest
 from decomp.topology import Topology
 
 
@@ -34,3 +35,15 @@ class Meter:
     sends = others if decode else 2 * others / (others + 1)
     self.bytes += math.ceil(wire.size(payload) * sends)
     return (decode or as_is)(payload)
+
+  def share(self, value: PyTree) -> Shared:
+    """Counts one exact message to each neighbour."""
+    return Shared(self.mix(value))
+
+  def pull(self, shared: Shared) -> PyTree:
+    """Counts nothing: what neighbours share is known."""
+    return shared.value
+
+  def update(self, shared: Shared, message: Any, change: Change = latest) -> Shared:
+    """Counts one packed message to each neighbour."""
+    return Shared(change(shared.value, self.mix(message.payload, message.decode)))

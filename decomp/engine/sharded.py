@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from decomp.base import PyTree
-from decomp.engine import wire
-from decomp.engine.stacked import AXIS, as_is, check_floating, weighted
+from decomp.base import Change, PyTree, Shared
+from decomp.engine import tree, wire
+from decomp.engine.stacked import AXIS, as_is, check_floating, latest, weighted
 from decomp.topology import Topology
 from decomp.topology.permutations import permutations
 
@@ -135,6 +136,20 @@ class ShardedNetwork:
     values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everyone)
     share = jnp.full(self._num_workers, 1 / self._num_workers)
     return jax.tree.map(lambda x: weighted(share, x), values)
+
+  def share(self, value: PyTree) -> Shared:
+    """`value`, and how far the neighbours' are from it, which messages keep up to date."""
+    return Shared(value, tree.start_sum(optax.tree.sub(self.mix(value), value)))
+
+  def pull(self, shared: Shared) -> PyTree:
+    """sum_j W_ij v_j - v_i."""
+    return shared.pull.value
+
+  def update(self, shared: Shared, message: Any, change: Change = latest) -> Shared:
+    """v ← v + change(v, message) here and, since that is linear, in the sum over neighbours."""
+    value = optax.tree.add(shared.value, change(shared.value, message.value))
+    apart = optax.tree.sub(self.mix(message.payload, message.decode), message.value)
+    return Shared(value, tree.add_to(shared.pull, change(shared.pull.value, apart)))
 
 
 def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from decomp.base import Algorithm, PyTree
+from decomp.base import Algorithm, PyTree, Shared
 from decomp.engine import checks, sharded, stacked
 from decomp.engine.cpu import keys
 from decomp.engine.meter import Meter
@@ -73,6 +73,17 @@ class Simulation:
       The next state, and the algorithm's diagnostics with leaves [n, ...].
     """
     return self._jitted_step(key, grads, state, observed)
+
+  def follow(self, state: State) -> State:
+    """The state of another executor as this one's: what workers share is told anew, exactly."""
+
+    def one(workers: Any, net: Any) -> Any:
+      def told(x: Any) -> Any:
+        return net.share(x.value) if isinstance(x, Shared) else x
+
+      return jax.tree.map(told, workers, is_leaf=lambda x: isinstance(x, Shared))
+
+    return state._replace(workers=self._lift(one)(state.round, jnp.array(False), state.workers))
 
   def bytes_per_step(self, params: PyTree) -> int:
     """Bytes that a worker sends in one step, to all its neighbours together.

@@ -6,7 +6,8 @@ ONE matrix product W @ X for all workers; `ppermute` is a gather of rows.
 
 No packing happens here, but receivers decode what they are sent: codes take less memory than
 numbers, and on one device memory is what an exchange costs. Only before a product with W the
-sender's slot decodes, since everyone needs everything.
+sender's slot decodes, since everyone needs everything. Values that workers share are read where
+they are: nothing has to be carried along in order to know them.
 
 Whom a worker does not hear has weight 0. A model that is not finite may therefore spoil others than
 its neighbours in the same step (0 · inf is NaN), here as on a mesh; runs end at that step anyway.
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from decomp.base import PyTree
+from decomp.base import Change, PyTree, Shared
 from decomp.topology import Topology
 
 AXIS = 'worker'
@@ -29,6 +31,11 @@ AXIS = 'worker'
 def as_is(payload: PyTree) -> PyTree:
   """What is sent uncompressed needs no decoding."""
   return payload
+
+
+def latest(value: PyTree, message: PyTree) -> PyTree:
+  """The change of a shared value whose messages are added to it."""
+  return message
 
 
 class Mixer(NamedTuple):
@@ -114,6 +121,18 @@ class StackedNetwork:
       return weighted(jnp.full(everyone.shape[0], 1 / everyone.shape[0]), everyone)
 
     return jax.tree.map(average, (decode or as_is)(payload))
+
+  def share(self, value: PyTree) -> Shared:
+    """`value`, which others find where it is."""
+    return Shared(value)
+
+  def pull(self, shared: Shared) -> PyTree:
+    """sum_j W_ij v_j - v_i."""
+    return optax.tree.sub(self.mix(shared.value), shared.value)
+
+  def update(self, shared: Shared, message: Any, change: Change = latest) -> Shared:
+    """v ← v + change(v, message)."""
+    return Shared(optax.tree.add(shared.value, change(shared.value, message.value)))
 
 
 def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]:

@@ -96,6 +96,52 @@ def add_scaled(tree: PyTree, scale: jax.typing.ArrayLike, other: PyTree) -> PyTr
   return jax.tree.map(lambda x, y: x + scale.astype(x.dtype) * y, tree, other)
 
 
+def scale(factor: jax.typing.ArrayLike, tree: PyTree) -> PyTree:
+  """factor * tree, each leaf in its own dtype (optax's would promote bfloat16)."""
+  return jax.tree.map(lambda x: jnp.asarray(factor).astype(x.dtype) * x, tree)
+
+
+class Sum(NamedTuple):
+  """A sum over many steps that forgets nothing: what rounding takes away is added the next time.
+
+  A float32 sum of 1 does not notice a term of 1e-8, however often it is added. Here the terms
+  gather in `lost` until they count.
+
+  Attributes:
+    value: the sum.
+    lost: what it is too coarse to hold, with half of its bits.
+
+  >>> total = start_sum(jnp.float32(1.0))
+  >>> for _ in range(100):
+  ...   total = add_to(total, jnp.float32(1e-8))
+  >>> float(total.value - 1)
+  9.5367431640625e-07
+  """
+
+  value: PyTree
+  lost: PyTree
+
+
+def start_sum(tree: PyTree) -> Sum:
+  """A `Sum` that begins with `tree`."""
+  return Sum(tree, jax.tree.map(lambda x: jnp.zeros_like(x, _half(x)), tree))
+
+
+def add_to(total: Sum, terms: PyTree) -> Sum:
+  """`total` + `terms`, by Kahan's compensated summation, each leaf in its own dtype."""
+  terms = jax.tree.map(lambda term, lost: term + lost.astype(term.dtype), terms, total.lost)
+  value = optax.tree.add(total.value, terms)
+
+  def left(new: jax.Array, old: jax.Array, term: jax.Array) -> jax.Array:
+    return (term - (new - old)).astype(_half(new))
+
+  return Sum(value, jax.tree.map(left, value, total.value, terms))
+
+
+def _half(x: jax.Array) -> Any:
+  return jnp.float32 if x.dtype.itemsize > 4 else jnp.bfloat16
+
+
 def norm(tree: PyTree) -> jax.Array:
   """The L2 norm of all leaves together, in float32 whatever they are."""
   return optax.tree.norm(optax.tree.cast(tree, jnp.float32))

@@ -7,7 +7,7 @@ per step, which appears only once it is complete.
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -98,13 +98,17 @@ class Checkpointer:
       ),
     )
 
-  def restore(self, like: Any) -> Checkpoint | None:
+  def restore(
+    self, like: Any, complete: Callable[[Any], Any] = lambda state: state
+  ) -> Checkpoint | None:
     """Reads the latest complete checkpoint.
 
     Args:
       like: A pytree of arrays or `jax.ShapeDtypeStruct` of the saved state's form; or a function
         that makes one of the saved rows. Arrays are restored onto its shardings, and onto the
         default device, uncommitted, where it has none.
+      complete: Called with the state where it was saved without what its network carries
+        (`decomp.Shared.pull`), because all workers were on one device: zeros stand there.
 
     Returns:
       The checkpoint, or None if there is none.
@@ -115,7 +119,8 @@ class Checkpointer:
       return None
     history = self._read(step, history=ocp.args.JsonRestore()).history
     like = like(history['rows']) if callable(like) else like
-    lines = _differences(history['form'], _form(like)).values()
+    there, here = history['form'], _form(like)
+    lines = [line for name, line in _differences(there, here).items() if not _is_carried(name)]
     if lines:
       raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
     # Orbax commits every jax.Array to devices, after which jit refuses to combine it with arrays
@@ -123,16 +128,21 @@ class Checkpointer:
     target = {
       name: np.empty(leaf.shape, leaf.dtype) if _is_unplaced(leaf) else leaf
       for name, leaf in _stored(like).items()
+      if name in there
     }
+    unused = {name: _array(form) for name, form in there.items() if name not in here}
+    target |= {name: array for name, array in unused.items() if array.size}
     saved = self._read(step, state=ocp.args.StandardRestore(target)).state
 
     def restored(name: str, leaf: Any) -> Any:
-      if not leaf.size:
-        return jnp.zeros(leaf.shape, leaf.dtype)
+      if name not in saved:
+        return jnp.zeros(leaf.shape, leaf.dtype, device=getattr(leaf, 'sharding', None))
       return jnp.array(saved[name]) if _is_unplaced(leaf) else saved[name]
 
     leaves = [restored(name, leaf) for name, leaf in _leaves(like).items()]
-    return Checkpoint(step, jax.tree.unflatten(jax.tree.structure(like), leaves), history['rows'])
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    whole = here.keys() <= there.keys()
+    return Checkpoint(step, state if whole else complete(state), history['rows'])
 
   def close(self) -> None:
     """Waits for pending saves, and raises what went wrong in them."""
@@ -193,6 +203,17 @@ def _stored(tree: Any) -> dict[str, Any]:
 
 def _form(tree: Any) -> dict[str, str]:
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in _leaves(tree).items()}
+
+
+def _array(form: str) -> np.ndarray:
+  """An array of the dtype and shape that `_form` has written."""
+  dtype, _, shape = form.partition('[')
+  return np.empty(json.loads(f'[{shape}'), jnp.dtype(dtype))
+
+
+def _is_carried(name: str) -> bool:
+  """Whether a leaf is what a network carries to know its workers' shared values."""
+  return '.pull' in name
 
 
 def _is_not_chatter(record: logging.LogRecord) -> bool:

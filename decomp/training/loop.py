@@ -122,7 +122,7 @@ class Loop:
   def _start(self, begin: PyTree) -> None:
     """Begins at step 0, or where the newest checkpoint ends."""
     self._carry = self._program.start(self._members, begin)
-    found = self._checkpointer.restore(self._like) if self._checkpointer else None
+    found = self._checkpointer.restore(self._like, self._follow) if self._checkpointer else None
     if found is None:
       return
     if not self._checkpoints.resume:
@@ -236,6 +236,11 @@ class Loop:
       }
       self._checkpointer.save(self._step, (self._carry, np.float64(self._seconds), ends), record)
       self._saved_at = time.monotonic()
+
+  def _follow(self, saved: Any) -> Any:
+    """What `_save` has saved on other devices, as these need it."""
+    carry, *others = saved
+    return self._program.follow(self._members, carry), *others
 
   def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
     """The form of what `_save` has saved with this record."""

@@ -80,6 +80,7 @@ class Program:
       split = jax.tree.map(lambda x: x.sharding, self._shapes)
     self.start = jax.jit(self._start, out_shardings=split)
     self.reset = jax.jit(self._each(reset, (_AXES,), _AXES), donate_argnums=0, out_shardings=split)
+    self.follow = jax.jit(self._follow, out_shardings=split)
     self._outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
     self._advancing = jax.jit(self._advance, donate_argnums=0, out_shardings=split)
     self._measuring = jax.jit(self._measure, out_shardings=everywhere)
@@ -139,6 +140,13 @@ class Program:
   def _start(self, members: Members | None, begin: PyTree) -> Carry:
     start = self._each(lambda member, begin: self.steps_of(member).start(*begin), (0, 0), _AXES)
     return start(members, begin)
+
+  def _follow(self, members: Members | None, carry: Carry) -> Carry:
+    """A carry that was made on other devices, as these need it."""
+    follow = self._each(
+      lambda member, carry: self.steps_of(member).follow(carry), (0, _AXES), _AXES
+    )
+    return follow(members, carry)
 
   def _advance(
     self,

@@ -122,6 +122,10 @@ class Steps:
     nothing = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
     return Carry(state, model_state, _no_totals(n), *nothing)
 
+  def follow(self, carry: Carry) -> Carry:
+    """A carry that was made on other devices, as these need it."""
+    return carry._replace(state=self._exchange.follow(carry.state))
+
   def keys(self) -> jax.Array:
     """The keys of batches, losses and the algorithm; each step folds its number in."""
     return _keys(self._seed)[1:]
