@@ -10,10 +10,12 @@ or from numbers of steps, for any task (bytes need only its model):
   python -m experiments.plan --task=digits --topology='ring(8)' --compute=20ms \
     --algorithm=allreduce=900 --algorithm='dcd_psgd(stochastic_quantizer(bits=4))=1000'
 
-The seconds of a gradient and of compression are measured on this machine, unless --compute gives
-the former. Results go to one folder: plan.json, and winners.png with the fastest algorithm over a
-grid of bandwidths and latencies. The model is explained in decomp/cost; how well it predicts what
-experiments.studies.network_bench has measured is told by
+With several folders of --runs that differ in their seed, steps are means over the seeds. They may
+be off by a row of metrics, or by their standard deviation if that is more. The seconds of a
+gradient, and of a worker's other work on its messages and its model, are measured on this machine,
+unless --compute gives the former. Results go to one folder: plan.json, and winners.png with the
+fastest algorithm over a grid of bandwidths and latencies. The model is explained in decomp/cost;
+how well it predicts what experiments.studies.network_bench has measured is told by
 
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
@@ -25,7 +27,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -77,12 +79,16 @@ def main(argv: Sequence[str]) -> None:
       return
     point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
     links = spec.build(LINKS.value, {'lan': cost.lan}, kind='links', **point)
-    works = read_runs() if RUNS.value else build_workloads()
+    entries = read_runs() if RUNS.value else given()
+    works = measure(entries)
     path = output.choose_folder('plan')
     times = cost.winner_map(works, **GRID, links=links)
     rows = table(works, links)
+    first = min(range(len(works)), key=lambda k: cost.time_to_target(works[k], links))
+    verdict = output.look(entries[first].setup, [entries[first].algorithm], pilot=20)[0]
   found = {
     'answer': sentence(works, links),
+    'preflight': verdict.headline,
     'target': TARGET.value if RUNS.value else None,
     'links': LINKS.value,
     'bandwidth': links.bandwidth,
@@ -99,53 +105,83 @@ def main(argv: Sequence[str]) -> None:
   output.save_plot(plots.winner_map(times, _baseline(works).name).figure, path / 'winners.png')
   report.print_table(rows, f'{works[0].topology.name} at {_at(links)}')
   print(found['answer'])
+  print(f'preflight: {verdict.headline}')
   print(f'plot: {path / "winners.png"}')
 
 
-def read_runs() -> list[cost.Workload]:
-  """A workload for every run that has reached the target; the others are told."""
+class Entry(NamedTuple):
+  """An algorithm, what it was run with, and when its runs, one for each seed, were there."""
+
+  setup: settings.Setup
+  algorithm: decomp.Algorithm
+  reached: Sequence[cost.Reached]
+
+
+def read_runs() -> list[Entry]:
+  """An entry for every algorithm all of whose runs have reached the target; the others are told."""
   target = cost.parse_target(TARGET.value)
-  works, misses = [], []
+  entries: dict[tuple[str, str], Entry] = {}
+  misses = {}
   for folder in map(Path, RUNS.value or ()):
     texts = restore(read_json(folder / 'config.json'))
     setup = settings.build_setup()
-    reached = {}
     for algorithm in (settings.build_algorithm(text, setup.steps) for text in texts):
+      name = algorithm.name, setup.topology.name
       try:
-        reached[algorithm] = cost.steps_to(read_metrics(folder, algorithm.name), target)
+        reached = cost.steps_to(read_metrics(folder, algorithm.name), target)
       except ValueError as error:
-        misses.append(f'{algorithm.name} in {folder}: {error}')
-    works += measure(setup, reached)
-  if not works:
-    raise ValueError(misses[0])
-  print(*misses, sep='\n', end='\n' * bool(misses))
-  return works
+        misses[name] = f'{algorithm.name} in {folder}: {error}'
+      else:
+        before = entries[name].reached if name in entries else ()
+        entries[name] = Entry(setup, algorithm, (*before, reached))
+  found = [entry for name, entry in entries.items() if name not in misses]
+  if not found:
+    raise ValueError(next(iter(misses.values())))
+  print(*misses.values(), sep='\n', end='\n' * bool(misses))
+  return found
 
 
-def build_workloads() -> list[cost.Workload]:
-  """Workloads from --algorithm and the flags of a run."""
+def given() -> list[Entry]:
+  """Entries from --algorithm and the flags of a run."""
   if not ALGORITHM.value:
     raise ValueError('nothing to plan: give --runs=FOLDER, or --algorithm=NAME=STEPS, repeatedly')
-  setup, steps = settings.build_setup(), {}
+  setup, entries = settings.build_setup(), []
   for text in ALGORITHM.value:
     found = re.fullmatch(r'(.+)=(\d+)', text)
     if not found or int(found[2]) < 1:
       raise ValueError(
         f"--algorithm={text}: must end in its number of steps, such as '{text}=1000'"
       )
-    steps[settings.build_algorithm(found[1], int(found[2]))] = int(found[2])
-  return measure(setup, steps)
+    steps = int(found[2])
+    algorithm = settings.build_algorithm(found[1], steps)
+    entries.append(Entry(setup, algorithm, [cost.Reached(steps, 0.0)]))
+  return entries
 
 
-def measure(setup: settings.Setup, steps: Mapping[decomp.Algorithm, int]) -> list[cost.Workload]:
-  """Workloads of algorithms with their steps to the target, timed on this machine."""
-  params, _ = jax.jit(setup.task.init)(jax.random.key(0))
-  compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
-  graph, works = setup.topology, []
-  local = cost.straggling(compute, graph.num_workers, STRAGGLING.value)
-  for algorithm, count in steps.items():
-    codec = cost.measure_codec(algorithm, graph, params)
-    works += [cost.workload(algorithm, graph, params, compute=local, codec=codec, steps=count)]
+def measure(entries: Sequence[Entry]) -> list[cost.Workload]:
+  """The workloads of algorithms, timed on this machine.
+
+  Their steps are means over seeds. They may be off by a row of metrics, or by the standard
+  deviation over seeds if that is more.
+  """
+  works: list[cost.Workload] = []
+  for number, entry in enumerate(entries):
+    setup, graph = entry.setup, entry.setup.topology
+    if number == 0 or setup is not entries[number - 1].setup:
+      compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
+      params, _ = jax.jit(setup.task.init)(jax.random.key(0))
+    steps = [reached.steps for reached in entry.reached]
+    deviation = statistics.stdev(steps) if len(steps) > 1 else 0.0
+    work = cost.workload(
+      entry.algorithm,
+      graph,
+      params,
+      compute=cost.straggling(compute, graph.num_workers, STRAGGLING.value),
+      codec=cost.measure_codec(entry.algorithm, graph, params),
+      steps=statistics.mean(steps),
+      spread=max(deviation, *(reached.row for reached in entry.reached)),
+    )
+    works.append(work)
   return works
 
 
@@ -175,8 +211,9 @@ def table(works: Sequence[cost.Workload], links: cost.Links) -> list[dict[str, A
     {
       'algorithm': work.name,
       'steps': float(work.steps),
+      '±': work.spread,
       'compute (ms)': 1e3 * work.compute,
-      'codec (ms)': 1e3 * work.codec,
+      'message and update (ms)': 1e3 * work.codec,
       'network (ms)': 1e3 * float(cost.communication_seconds(work, links)),
       'time to target (s)': float(cost.time_to_target(work, links)),
       f'speed-up over {baseline.name}': _ratio(baseline, work, links),
@@ -194,10 +231,11 @@ def sentence(works: Sequence[cost.Workload], links: cost.Links) -> str:
     if not others:
       return f'{first.name} is the only algorithm to compare'
     baseline = others[0]
-  return (
-    f'{first.name}: {_ratio(baseline, first, links):.3g}x faster than {baseline.name} '
-    f'at {_at(links)}'
-  )
+  ratio = _ratio(baseline, first, links)
+  low = ratio * (1 - baseline.spread / baseline.steps) / (1 + first.spread / first.steps)
+  high = ratio * (1 + baseline.spread / baseline.steps) / max(1e-9, 1 - first.spread / first.steps)
+  between = f' ({low:.2g} to {high:.2g})' if first.spread or baseline.spread else ''
+  return f'{first.name}: {ratio:.3g}x{between} faster than {baseline.name} at {_at(links)}'
 
 
 def compare_with(path: Path) -> None:

@@ -14,12 +14,10 @@ experiments.studies.verdicts checks verdicts against what happens.
 
 from collections.abc import Sequence
 
-import jax
 from absl import app, flags
 
-import decomp
 from decomp import theory
-from experiments.common import report, settings
+from experiments.common import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
   'algorithm', ['d_psgd', 'naive', 'dcd_psgd', 'ecd_psgd', 'choco_sgd'], settings.ALGORITHM_HELP
@@ -33,23 +31,11 @@ def main(argv: Sequence[str]) -> None:
   with settings.mistakes_in_one_line(stopped='stopped'):
     setup = settings.build_setup()
     chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
-    found = look(setup, chosen)
+    found = output.look(setup, chosen)
   title = f'{setup.task.name} on {setup.topology}, {setup.steps} steps'
   report.print_table([_row(one) for one in found], title)
   for one in found:
     print(f'\n{one}')
-
-
-def look(setup: settings.Setup, chosen: Sequence[decomp.Algorithm]) -> list[theory.Preflight]:
-  """The preflights of algorithms with one optimizer, on the task of the flags."""
-  params, model_state = jax.jit(setup.task.init)(jax.random.key(settings.SEED.value))
-  gradients = theory.task_gradients(setup.task, model_state, setup.shards, setup.batch_size)
-  found: list[theory.Preflight] = []
-  for algorithm in chosen:
-    problem = found[0].problem if found else None  # the task is the same for all
-    arguments = algorithm, setup.topology, params, gradients, problem
-    found.append(theory.preflight(*arguments, steps=setup.steps, seed=settings.SEED.value))
-  return found
 
 
 def _row(found: theory.Preflight) -> dict[str, str]:

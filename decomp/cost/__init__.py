@@ -36,7 +36,7 @@ from decomp.cost.comparing import WinnerMap, faster_where, winner_map
 from decomp.cost.links import Links, lan
 from decomp.cost.measuring import fit_transport, measure_codec, measure_compute
 from decomp.cost.model import Round, communication_seconds, rounds, step_seconds, time_to_target
-from decomp.cost.targets import Target, parse_target, steps_to
+from decomp.cost.targets import Reached, Target, parse_target, steps_to
 from decomp.cost.units import BANDWIDTHS, SECONDS
 from decomp.cost.workloads import Exchange, Workload, slowest, straggling, workload
 
@@ -45,6 +45,7 @@ __all__ = [
   'SECONDS',
   'Exchange',
   'Links',
+  'Reached',
   'Round',
   'Target',
   'WinnerMap',

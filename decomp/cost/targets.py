@@ -33,14 +33,26 @@ def parse_target(text: str) -> Target:
     ) from None
 
 
-def steps_to(rows: Iterable[Mapping[str, Any]], target: Target) -> int:
-  """The step of the first row of metrics from which on the target stays met.
+class Reached(NamedTuple):
+  """When a target was reached.
+
+  Attributes:
+    steps: the number of steps, between two rows of metrics where a straight line would meet it.
+    row: the steps between these rows: it may have been that much sooner or later.
+  """
+
+  steps: float
+  row: float
+
+
+def steps_to(rows: Iterable[Mapping[str, Any]], target: Target) -> Reached:
+  """From when on the target stays met.
 
   What is met once and lost again, such as an accuracy that falls back, has not been reached.
 
-  >>> rows = [{'step': 0, 'train_loss': 2.0}, {'step': 50, 'train_loss': 0.1}]
+  >>> rows = [{'step': 0, 'train_loss': 2.0}, {'step': 50, 'train_loss': 0.0}]
   >>> steps_to(rows, parse_target('train_loss<=0.2'))
-  50
+  Reached(steps=45.0, row=50.0)
   """
   rows = list(rows)
   if not rows:
@@ -52,11 +64,15 @@ def steps_to(rows: Iterable[Mapping[str, Any]], target: Target) -> int:
     raise ValueError(f'the metrics have no column {target.column!r} to reach; there are: {columns}')
   meets = operator.ge if target.relation == '>=' else operator.le
   reached = None
-  for row in reversed(later):
-    value = row.get(target.column)
+  for before, row in zip(reversed(rows[:-1]), reversed(rows), strict=False):
+    value, start = row.get(target.column), before.get(target.column)
     if value is None or not meets(value, target.value):
       break
-    reached = int(row['step'])
+    length = row['step'] - before['step']
+    part = 1.0
+    if start is not None and not meets(start, target.value):
+      part = (target.value - start) / (value - start)
+    reached = Reached(before['step'] + part * length, float(length))
   if reached is None:
     values = [row[target.column] for row in later if row.get(target.column) is not None]
     best = (max if target.relation == '>=' else min)(values, default=math.nan)

@@ -36,6 +36,7 @@ class Workload(NamedTuple):
     compute: seconds until the slowest worker has its gradient.
     codec: seconds of one worker's other work in a step: compression, mixing, the optimizer.
     steps: how many steps it takes.
+    spread: by how much that may be off either way.
   """
 
   name: str
@@ -43,7 +44,8 @@ class Workload(NamedTuple):
   exchanges: tuple[Exchange, ...]
   compute: float
   codec: float
-  steps: int = 1
+  steps: float = 1
+  spread: float = 0.0
 
 
 def workload(
@@ -53,7 +55,8 @@ def workload(
   *,
   compute: str | float,
   codec: str | float,
-  steps: int = 1,
+  steps: float = 1,
+  spread: float = 0.0,
 ) -> Workload:
   """The workload of an algorithm, its exchanges found by tracing one step.
 
@@ -64,6 +67,7 @@ def workload(
     compute: of one gradient: '20ms' or seconds; see `measure_compute`, `straggling`, `slowest`.
     codec: of one worker's other work: '1ms' or seconds; see `measure_codec`.
     steps: to reach the target; see `steps_to`.
+    spread: by how much that may be off either way.
   """
   meter = _Recorder(topology)
   state = jax.eval_shape(lambda p: algorithm.init(p, meter), params)
@@ -71,7 +75,7 @@ def workload(
   key = jax.eval_shape(lambda: jax.random.key(0))
   jax.eval_shape(lambda k, g, s: algorithm.step(k, g, s, meter), key, params, state)
   local = seconds('compute', compute), seconds('codec', codec)
-  return Workload(algorithm.name, topology, tuple(meter.exchanges), *local, steps)
+  return Workload(algorithm.name, topology, tuple(meter.exchanges), *local, steps, spread)
 
 
 def straggling(compute: str | float, num_workers: int, delay: float) -> float:

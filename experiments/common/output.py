@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,22 @@ def say_verdict(setup: settings.Setup, algorithm: decomp.Algorithm) -> None:
   shapes, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
   found = theory.preflight(algorithm, setup.topology, shapes, steps=setup.steps)
   say(('' if found.is_good else 'warning: ') + found.headline)
+
+
+def look(
+  setup: settings.Setup, chosen: Sequence[decomp.Algorithm], pilot: int | None = None
+) -> list[theory.Preflight]:
+  """What to expect of algorithms with one optimizer, from a few steps on the task of the flags."""
+  params, model_state = jax.jit(setup.task.init)(jax.random.key(settings.SEED.value))
+  gradients = theory.task_gradients(setup.task, model_state, setup.shards, setup.batch_size)
+  loss = theory.task_loss(setup.task, model_state)
+  found: list[theory.Preflight] = []
+  for algorithm in chosen:
+    problem = found[0].problem if found else None  # the task is the same for all
+    arguments = algorithm, setup.topology, params, gradients, problem
+    options: Any = {'steps': setup.steps, 'pilot': pilot, 'seed': settings.SEED.value}
+    found.append(theory.preflight(*arguments, loss=loss, **options))
+  return found
 
 
 def choose_folder(name: str) -> Path:

@@ -78,7 +78,8 @@ def main(argv: Sequence[str]) -> None:
     chosen, setup, histories = read(folder)
     path = output.choose_folder('paper_networks')
     measured = read_measured(Path(plan.MEASURED.value), setup) if plan.MEASURED.value else {}
-    works = plan.measure(setup, dict.fromkeys(chosen, 1))
+    step = [cost.Reached(1, 0.0)]
+    works = plan.measure([plan.Entry(setup, algorithm, step) for algorithm in chosen])
   steps = float(setup.shards.lengths.mean()) / setup.batch_size
   rows = table(works, steps)
   title = f'{setup.task.name} on {setup.topology.name}: predicted seconds of an epoch'
