@@ -13,10 +13,12 @@ from test_experiments import TINY, start
 import decomp
 from decomp import algorithms, compressors, data, tasks, theory, topology
 from decomp.tasks.data import partition
-from decomp.theory import Evidence, Problem, Verdict
-from decomp.theory.rules.choco_sgd import proven_rate, stable_rate
+from decomp.theory import Evidence, Finding, Problem, Verdict, estimation
+from decomp.theory.expectation import _seen
+from decomp.theory.rules.choco_sgd import proven_rate, recommended_rate, stable_rate, tried
 from decomp.theory.rules.common import noise_gain
 from experiments.studies.verdicts import __main__ as verdicts
+from experiments.studies.verdicts import cells, labs
 
 RING = topology.ring(8)
 SGD = optax.sgd(0.1)
@@ -43,7 +45,14 @@ def dcd_radius(matrix, alpha2):
 
 @pytest.mark.parametrize(
   'graph',
-  [RING, topology.star(6), topology.path(5), topology.torus(3, 3), topology.erdos_renyi(7, p=0.4)],
+  [
+    RING,
+    topology.star(6),
+    topology.path(5),
+    topology.torus(3, 3),
+    topology.erdos_renyi(7, p=0.4),
+    topology.exponential(8),
+  ],
   ids=lambda graph: graph.name,
 )
 def test_the_limit_is_where_the_second_moments_stop_contracting(graph):
@@ -263,7 +272,7 @@ def test_every_algorithm_says_when_it_converges(name, changes):
     (algorithms.choco_sgd(SGD, compressors.top_k(0.1), 0.1), 0.6, 'likely'),
     (algorithms.choco_sgd(SGD, compressors.top_k(0.1), 0.001), 0.6, 'converges'),
     (algorithms.choco_sgd(SGD, compressors.top_k(0.1), 0.5), 0.6, 'at risk'),
-    (algorithms.choco_sgd(SGD, compressors.top_k(0.1), 0.9), 0.9, 'will diverge'),
+    (algorithms.choco_sgd(SGD, compressors.top_k(0.1), 1.0), 0.9, 'will diverge'),
     (algorithms.choco_sgd(SGD, compressors.fixed_grid(8, 4.0), 0.9), 20.0, 'likely'),
     (algorithms.naive(SGD, quantizer(4)), 0.01, 'at risk'),
     (algorithms.compressed_allreduce(SGD, quantizer(4)), 0.05, 'converges'),
@@ -304,6 +313,89 @@ def test_consensus_rates():
     assert 0 < proven_rate(RING, delta) < stable_rate(RING, delta)
 
 
+@pytest.mark.parametrize(
+  ('graph', 'largest'), [(RING, 0.392), (topology.star(10), 0.255), (topology.complete(16), 0.221)]
+)
+def test_the_largest_consensus_rate_is_found_by_trying(graph, largest):
+  """By bisection in float64: top 10 % of 500 elements, exact gossip. The grid's next rate is 1.43.
+
+  The estimate from δ alone says 0.335 for the star and the complete graph, where that diverges.
+  """
+  compressor = compressors.top_k(0.1)
+  assert largest / 1.5 < tried(graph, compressor, 500) <= 1.1 * largest
+  assert recommended_rate(graph, compressor, 500, delta=0.44) < largest
+
+
+def test_a_rate_of_one_works_without_compression():
+  assert tried(topology.complete(8), compressors.identity(), 500) == 1
+  assert recommended_rate(topology.complete(8), compressors.identity(), 500, delta=1.0) == 1
+
+
+# Pilots
+
+
+def pilot(**changes):
+  seen = {'steps': 200, 'part': 0.2, 'growth': 1.0, 'progress': 1.0, 'settled': False}
+  return theory.Pilot(**{**seen, **changes})
+
+
+@pytest.mark.parametrize(
+  ('said', 'seen', 'verdict'),
+  [
+    ('likely', {}, 'likely'),
+    ('converges', {'progress': np.nan}, 'converges'),
+    ('likely', {'growth': 100.0}, 'will diverge'),
+    ('likely', {'growth': np.inf, 'progress': np.nan}, 'will diverge'),
+    ('converges', {'progress': 0.5}, 'will stall'),
+    ('converges', {'progress': 0.5, 'part': 0.01}, 'at risk'),
+    ('converges', {'progress': 0.8}, 'at risk'),
+    ('will diverge', {'progress': 0.5}, 'will stall'),
+    ('will diverge', {}, 'at risk'),
+    ('will stall', {}, 'likely'),
+    ('will stall', {'settled': True}, 'will stall'),
+    ('will stall', {'part': 0.1}, 'will stall'),
+    ('unknown', {}, 'likely'),
+  ],
+)
+def test_what_first_steps_change(said, seen, verdict):
+  found = _seen(Finding(said, 'because', 'do this'), pilot(**seen))
+  assert found.verdict == verdict
+  assert found.verdict == said or 'first 200 steps' in found.reason
+
+
+def test_first_steps_do_not_refute_what_grows_with_time():
+  assert _seen(Finding('will stall', 'z grows', late=True), pilot()).verdict == 'at risk'
+
+
+@pytest.mark.parametrize(
+  ('optimizer', 'linear'),
+  [
+    (optax.sgd(0.1), True),
+    (optax.sgd(0.1, momentum=0.9, nesterov=True), True),
+    (optax.chain(optax.add_decayed_weights(1e-2), optax.sgd(0.1)), True),
+    (optax.adam(0.1), False),
+    (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
+    (optax.lion(0.1), False),
+  ],
+)
+def test_which_optimizers_are_linear(optimizer, linear):
+  assert estimation.is_linear(optimizer) == linear
+
+
+@pytest.mark.usefixtures('as_users_have_it')
+def test_no_theorem_covers_adam_or_workers_that_differ():
+  """Linear updates and like workers: 'converges'."""
+  gradients = quadratic_gradients(data.quadratic(8, 100, heterogeneity=0.5, noise=4.0, seed=1))
+  apart = quadratic_gradients(data.quadratic(8, 100, heterogeneity=9.0, noise=0.1, seed=1))
+  found = [
+    theory.preflight(algorithms.d_psgd(optimizer), RING, jnp.zeros(100), drawn)
+    for optimizer, drawn in ((SGD, gradients), (optax.adam(1e-3), gradients), (SGD, apart))
+  ]
+  assert [one.verdict for one in found] == ['converges', 'likely', 'likely']
+  assert 'not linear' in found[1].reason
+  assert 'workers differ' in found[2].reason
+
+
 def ratio(algorithm, **changes):
   return algorithm.theory.judge(evidence(**changes)).numbers['noise ratio']
 
@@ -342,10 +434,10 @@ def test_strong_compression_of_large_steps_diverges_without_a_graph():
   assert algorithm.theory.judge(evidence(alpha2=0.01)).verdict == 'converges'
 
 
-def test_an_algorithm_without_a_theory_is_at_risk():
+def test_of_an_algorithm_without_a_theory_nothing_is_known():
   known = algorithms.d_psgd(SGD)
   found = theory.preflight(decomp.Algorithm(known.init, known.step), RING, PARAMS)
-  assert found.verdict == 'at risk'
+  assert found.verdict == 'unknown'
   assert 'does not say' in found.reason
 
 
@@ -393,26 +485,35 @@ def test_the_program():
 # Against reality
 
 
+def test_the_cells_of_the_study():
+  """The halves are those that were drawn before the rules were made."""
+  made, held_out = cells.at_random()
+  assert len(made) == len(held_out) == 90
+  assert not set(made) & set(held_out)
+  assert str(made[0]) == 'allreduce on erdos_renyi(8, p=0.5), iid, adam(0.003)'
+  assert len(cells.by_hand()) == 82
+
+
 @pytest.mark.usefixtures('as_users_have_it')
-def test_verdicts_agree_with_what_happens(monkeypatch):
-  """A part of the grid of the study, which has all: 95 % of all that is not at risk."""
-  monkeypatch.setattr(verdicts, 'STEPS', 1000)
-  monkeypatch.setattr(verdicts, 'DIMENSION', 64)
+def test_verdicts_agree_with_what_happens(monkeypatch, tmp_path):
+  """A part of the cells of the study, which has all."""
+  monkeypatch.setattr(labs.Quadratics, 'steps', 1000)
+  monkeypatch.setattr(labs.Digits, 'steps', 500)
   calls = [
     'dcd_psgd(stochastic_quantizer(8))',
-    'dcd_psgd(stochastic_quantizer(4))',
     'dcd_psgd(qsgd(1))',
-    'ecd_psgd(qsgd(12))',
     'ecd_psgd(stochastic_quantizer(4))',
-    'ecd_psgd(fixed_grid(4, limit=100.0))',
-    'naive(stochastic_quantizer(8))',
     'naive(stochastic_quantizer(2))',
     'choco_sgd(sign_norm(), consensus_rate=0.3)',
     'choco_sgd(top_k(0.1), consensus_rate=1.0)',
-    'choco_sgd(qsgd(1), consensus_rate=0.05)',
   ]
-  results = list(verdicts.check([(call, 'ring(8)') for call in calls], seed=0))
+  chosen = [cells.Cell(call, 'ring(8)', cells.QUADRATIC, 'sgd(0.1)') for call in calls]
+  chosen += [cells.Cell('d_psgd', 'torus(4, 4)', 'by_label', 'adam(0.003)')]
+  outcomes = verdicts.Outcomes(tmp_path / 'outcomes.json', seed=0)
+  results = list(verdicts.check([('some', cell) for cell in chosen], outcomes))
   judged = [r for r in results if r.agrees is not None]
-  assert len(judged) >= 9
+  assert len(judged) >= 6
   assert {r.outcome for r in judged} == set(verdicts.OUTCOMES)
   assert [r for r in judged if not r.agrees] == []
+  # Choco's rate of 1 is too high; what is recommended instead is run as well.
+  assert [r.outcome != 'diverged' for r in results if r.advised] == [True]

@@ -4,14 +4,16 @@
 really sends, and asks the algorithm's rule (a file under `rules/`) what that means on the topology.
 """
 
-from decomp.theory.estimation import Gradients, estimate, task_gradients
-from decomp.theory.evidence import Evidence, Finding, Problem, Theory, Verdict
+from decomp.theory.estimation import Gradients, Loss, estimate, task_gradients, task_loss
+from decomp.theory.evidence import Evidence, Finding, Pilot, Problem, Theory, Verdict
 from decomp.theory.expectation import Preflight, preflight, step_sizes
 
 __all__ = [
   'Evidence',
   'Finding',
   'Gradients',
+  'Loss',
+  'Pilot',
   'Preflight',
   'Problem',
   'Theory',
@@ -20,4 +22,5 @@ __all__ = [
   'preflight',
   'step_sizes',
   'task_gradients',
+  'task_loss',
 ]

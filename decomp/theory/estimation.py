@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import optax
 from decomp.base import Compressor, PyTree
 from decomp.engine import tree
 from decomp.engine.simulation import Simulation
-from decomp.theory.evidence import Problem
+from decomp.theory.evidence import Pilot, Problem
 
 if TYPE_CHECKING:
   from decomp.tasks import Task
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 Gradients = Callable[[jax.Array, PyTree], PyTree]
 """(key, everyone's params [n, ...]) -> everyone's stochastic gradients [n, ...], in jit."""
 
-PROBE_STEPS = 12
-"""Steps of the algorithm that are run; messages of the second half are measured, since the first
-ones of CHOCO still hold whole models."""
+Loss = Callable[[PyTree], jax.Array]
+"""One worker's params -> the loss that is to fall, in jit."""
+
+PILOT_STEPS = 200
+"""The most steps of a run that are tried. Stalling shows in a fifth of a run or not at all."""
+
+ROWS = 20
+"""How often a pilot looks at the loss."""
 
 QUICK = {'xla_backend_optimization_level': 0}
-"""Compiling is nearly all of a preflight's time, and what is compiled runs for milliseconds."""
+"""Compiling is nearly all of a preflight's time on small tasks."""
 
 
 def task_gradients(
@@ -63,6 +68,18 @@ def task_gradients(
     return mapping.lift(one, how)(*arguments)
 
   return gradients
+
+
+def task_loss(task: Task, model_state: PyTree, examples: int = 1024) -> Loss:
+  """The loss of one model on the first training examples.
+
+  Args:
+    task: what is trained.
+    model_state: from `task.init`.
+    examples: how many.
+  """
+  some = {name: jnp.asarray(values[:examples]) for name, values in task.train.items()}
+  return lambda params: task.evaluate(params, model_state, some)['loss'].mean()
 
 
 def estimate(
@@ -100,7 +117,8 @@ def estimate(
   # The average of a worker's samples is still off by σ²/samples.
   apart2 = between / max(1, num_workers - 1) - noise2 / samples
   zeta2 = max(0.0, apart2) * (num_workers - 1) / num_workers
-  return Problem(smooth, curvature, math.sqrt(noise2), math.sqrt(zeta2), rate)
+  linear = is_linear(optimizer)
+  return Problem(smooth, curvature, math.sqrt(noise2), math.sqrt(zeta2), rate, linear)
 
 
 def _curvatures(
@@ -133,26 +151,130 @@ def _step_size(optimizer: optax.GradientTransformation, params: PyTree, grads: P
   return lengths[-1] / tree.norm(grads)
 
 
-def probe(
-  sim: Simulation, params: PyTree, gradients: Gradients, key: jax.Array
-) -> tuple[float, float]:
-  """α² and |z| of the first steps' messages: means over workers and the later ones of the steps."""
+def is_linear(optimizer: optax.GradientTransformation) -> bool:
+  """Whether doubled gradients give doubled updates, apart from what the parameters add."""
+  params = {'w': jnp.ones(3)}
+  grads = jnp.array([[1.0, -2.0, 3.0], [0.5, 1.0, -4.0]])
+
+  def updates(scale: float) -> jax.Array:
+    state, last = optimizer.init(params), params
+    for g in grads:
+      last, state = optimizer.update({'w': scale * g}, state, params)
+    return last['w']
+
+  try:
+    nothing, once, twice = (np.asarray(updates(scale)) for scale in (0.0, 1.0, 2.0))
+  except Exception:  # made for parameters of another form: nothing is known of it
+    return False
+  return np.allclose(twice - nothing, 2 * (once - nothing), rtol=1e-4, atol=1e-8)
+
+
+class Tried(NamedTuple):
+  """What the first steps showed: see `Pilot`; losses are of the mean model, [ROWS]."""
+
+  alpha2: float
+  message_norm: float
+  growth: float
+  losses: np.ndarray
+
+
+def try_out(
+  sim: Simulation, params: PyTree, gradients: Gradients, key: jax.Array, steps: int, loss: Loss
+) -> Tried:
+  """The first steps of an algorithm.
+
+  α² is the larger of two means, over steps 6 to 12 and over the last quarter: estimates first have
+  whole models to follow, and later what compression dropped before. |z| is of steps 6 to 12.
+  """
   gradient_key, key = jax.random.split(key)
+  steps = ROWS * max(1, steps // ROWS)
 
   def run(params: PyTree) -> PyTree:
     def step(state: PyTree, t: jax.Array) -> tuple[PyTree, PyTree]:
       grads = gradients(jax.random.fold_in(gradient_key, t), state.params)
-      return sim.step(key, grads, state)
+      state, info = sim.step(key, grads, state)
+      nothing = jnp.full(
+        sim.topology.num_workers, jnp.nan
+      )  # an algorithm of one's own may say less
+      fields = 'compression_error', 'message_norm'
+      return state, [getattr(info, field, nothing) for field in fields]
 
-    return jax.lax.scan(step, sim.init(params), jnp.arange(PROBE_STEPS))[1]
+    def row(state: PyTree, times: jax.Array) -> tuple[PyTree, PyTree]:
+      state, info = jax.lax.scan(step, state, times)
+      mean = jax.tree.map(lambda x: x.mean(0), state.params)
+      apart = optax.tree.norm(jax.tree.map(lambda x, m: x - m[None], state.params, mean))
+      return state, (info, apart, loss(mean))
 
-  info = jax.jit(run, compiler_options=QUICK)(params)
+    times = jnp.arange(steps).reshape(ROWS, -1)
+    return jax.lax.scan(row, sim.init(params), times)[1]
 
-  def later(field: str) -> float:
-    values = np.asarray(getattr(info, field, math.nan))[PROBE_STEPS // 2 :]
-    return float(values.mean())
+  (errors, norms), apart, losses = jax.tree.map(
+    np.asarray, jax.jit(run, compiler_options=QUICK)(params)
+  )
+  errors, norms = (values.reshape(steps, -1).mean(1) for values in (errors, norms))
+  late = slice(-max(1, steps // 4), None)
+  alpha2 = np.max([errors[6:12].mean(), errors[late].mean()])
+  middle = slice(ROWS // 2 - 2, ROWS // 2)
+  with np.errstate(all='ignore'):
+    growths = [apart[-2:].mean() / apart[middle].mean()]
+    growths += [norms[late].mean() / norms[steps // 2 - len(norms[late]) : steps // 2].mean()]
+  known = [growth for growth in growths if not np.isnan(growth) or not np.isfinite(apart[-1])]
+  growth = math.inf if not np.isfinite(apart[-1]) else max(known, default=1.0)
+  return Tried(float(alpha2), float(norms[6:12].mean()), float(growth), losses)
 
-  return later('compression_error'), later('message_norm')
+
+def centralised(
+  optimizer: optax.GradientTransformation,
+  params: PyTree,
+  num_workers: int,
+  gradients: Gradients,
+  key: jax.Array,
+  steps: int,
+  loss: Loss,
+) -> tuple[float, np.ndarray]:
+  """The loss at the start, and those of all-reduce's first steps, [ROWS]."""
+  steps = ROWS * max(1, steps // ROWS)
+
+  def run(params: PyTree) -> jax.Array:
+    def step(carry: PyTree, t: jax.Array) -> tuple[PyTree, None]:
+      params, state = carry
+      everyone = jax.tree.map(lambda x: jnp.repeat(x[None], num_workers, 0), params)
+      grads = gradients(jax.random.fold_in(key, t), everyone)
+      mean = jax.tree.map(lambda g: g.mean(0), grads)
+      updates, state = optimizer.update(mean, state, params)
+      return (optax.apply_updates(params, updates), state), None
+
+    def row(carry: PyTree, times: jax.Array) -> tuple[PyTree, jax.Array]:
+      carry, _ = jax.lax.scan(step, carry, times)
+      return carry, loss(carry[0])
+
+    times = jnp.arange(steps).reshape(ROWS, -1)
+    losses = jax.lax.scan(row, (params, optimizer.init(params)), times)[1]
+    return jnp.concatenate([loss(params)[None], losses])
+
+  first, *losses = np.asarray(jax.jit(run, compiler_options=QUICK)(params), np.float64)
+  return float(first), np.array(losses)
+
+
+def compare(tried: Tried, first: float, reference: np.ndarray, steps: int, whole: int) -> Pilot:
+  """How the first steps of an algorithm compare with those of all-reduce.
+
+  Args:
+    tried: of the algorithm.
+    first: the loss at the start.
+    reference: all-reduce's losses, [ROWS].
+    steps: how many steps were tried.
+    whole: the length of the run.
+  """
+
+  def at(losses: np.ndarray, end: int) -> float:
+    return float(losses[end - 3 : end].mean())
+
+  best = at(reference, ROWS)
+  fell = first - best
+  progress = (first - at(tried.losses, ROWS)) / fell if fell > 0 else math.nan
+  settled = at(reference, ROWS // 2) - best < 0.2 * abs(best)
+  return Pilot(steps, steps / whole, tried.growth, progress, settled)
 
 
 def gaussian_alpha2(compressor: Compressor, params: PyTree, key: jax.Array) -> float:

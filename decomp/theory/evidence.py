@@ -8,12 +8,14 @@ import optax
 from decomp.base import Compressor
 from decomp.topology import Topology
 
-Verdict = Literal['converges', 'likely', 'at risk', 'will stall', 'will diverge']
+Verdict = Literal['converges', 'likely', 'unknown', 'at risk', 'will stall', 'will diverge']
 """What `decomp.theory.preflight` expects of a run, from best to worst.
 
-'converges': a theorem's condition holds. 'likely': an estimate of what compression adds is well
-below the noise of the gradients. 'at risk': too close to call, or nothing is known. 'will stall':
-the run stays well above what full precision reaches. 'will diverge': errors outgrow averaging.
+'converges': a theorem's condition holds. 'likely': no theorem, but what is known speaks for it: an
+estimate of what compression adds is well below the noise of the gradients, or the first steps do as
+well as all-reduce. 'unknown': no theory covers it. 'at risk': too close to call.
+'will stall': the run stays well above what full precision reaches. 'will diverge': errors outgrow
+averaging.
 """
 
 
@@ -26,6 +28,8 @@ class Problem(NamedTuple):
     noise: σ, where σ² is the variance of a worker's stochastic gradient (all elements together).
     heterogeneity: ζ, where ζ² is the variance of the workers' expected gradients.
     step_size: γ, the length of the optimizer's update for a gradient of length 1.
+    linear: whether updates are linear in the gradients, as those of SGD and momentum are; theorems
+      are about such.
   """
 
   smoothness: float
@@ -33,6 +37,26 @@ class Problem(NamedTuple):
   noise: float
   heterogeneity: float
   step_size: float
+  linear: bool = True
+
+
+class Pilot(NamedTuple):
+  """What the first steps of a run showed.
+
+  Attributes:
+    steps: how many.
+    part: of the whole run.
+    growth: how many times as large messages and disagreement were at the end as in the middle.
+    progress: how far the loss of the mean model fell, over how far it fell with all-reduce; not a
+      number if no loss is known.
+    settled: whether all-reduce's loss fell no more in the second half, so that noise decides.
+  """
+
+  steps: int
+  part: float
+  growth: float
+  progress: float
+  settled: bool
 
 
 class Evidence(NamedTuple):
@@ -64,12 +88,14 @@ class Finding(NamedTuple):
     reason: why, with the number that decides.
     advice: what to change; empty if nothing needs to be.
     numbers: the quantities that entered, by name.
+    late: whether what it warns of grows with time, so that first steps cannot refute it.
   """
 
   verdict: Verdict
   reason: str
   advice: str = ''
   numbers: Mapping[str, float] = {}
+  late: bool = False
 
 
 class Theory(NamedTuple):

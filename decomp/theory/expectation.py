@@ -10,11 +10,23 @@ import math
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from decomp.base import Algorithm, Compressor, PyTree
 from decomp.engine.simulation import simulate
-from decomp.theory.estimation import Gradients, estimate, gaussian_alpha2, probe
-from decomp.theory.evidence import Evidence, Finding, Problem, Verdict
+from decomp.theory.estimation import (
+  PILOT_STEPS,
+  ROWS,
+  Gradients,
+  Loss,
+  centralised,
+  compare,
+  estimate,
+  gaussian_alpha2,
+  try_out,
+)
+from decomp.theory.evidence import Evidence, Finding, Pilot, Problem, Verdict
 from decomp.topology import Topology
 
 
@@ -72,7 +84,9 @@ def preflight(
   gradients: Gradients | None = None,
   problem: Problem | None = None,
   *,
+  loss: Loss | None = None,
   steps: int = 1000,
+  pilot: int | None = None,
   seed: int = 0,
 ) -> Preflight:
   """What to expect of `steps` steps of an algorithm, from its first few.
@@ -85,7 +99,11 @@ def preflight(
       and the compressor is measured on Gaussian numbers in the leaf size that most of `params` has.
       That is quick and knows nothing of the task.
     problem: what is known of the task, from `estimate`; None to estimate it from the gradients.
+    loss: what is to fall, such as `task_loss(...)`. With it the first steps are compared with those
+      of all-reduce, which shows what no theory covers.
     steps: the length of the run that is asked about.
+    pilot: how many steps are tried, if there are gradients; by default a fifth of the run and at
+      most 200.
     seed: of the few steps.
 
   Returns:
@@ -101,15 +119,20 @@ def preflight(
   >>> found.verdict, round(found.numbers['limit of alpha²'], 2)
   ('will diverge', 1.37)
   """
-  evidence = _gather(algorithm, topology, params, gradients, problem, steps, jax.random.key(seed))
+  count = max(20, min(PILOT_STEPS, steps // 5)) if pilot is None else pilot
+  evidence, tried = _gather(
+    algorithm, topology, params, gradients, problem, steps, count, loss, jax.random.key(seed)
+  )
   theory, problem = algorithm.theory, evidence.problem
   if algorithm.needs.connected and topology.num_workers > 1 and topology.spectral_gap < 1e-9:
     found = Finding('will stall', 'the spectral gap is 0: workers never agree', 'weigh oneself too')
   elif theory is None:
     reason = f'{algorithm.name} does not say when it converges'
-    found = Finding('at risk', reason, 'give it a theory=decomp.theory.Theory(...)')
+    found = Finding('unknown', reason, 'give it a theory=decomp.theory.Theory(...)')
   else:
-    found = theory.judge(evidence)
+    found = _covered(theory.judge(evidence), algorithm, problem)
+  if tried:
+    found = _seen(found, tried)
   numbers = {'rho': topology.rho, 'mu': topology.mu, 'spectral gap': topology.spectral_gap}
   if theory and theory.compressor:
     numbers |= _alpha2(theory.compressor, params, evidence.alpha2)
@@ -132,21 +155,77 @@ def _gather(
   gradients: Gradients | None,
   problem: Problem | None,
   steps: int,
+  pilot: int,
+  loss: Loss | None,
   key: jax.Array,
-) -> Evidence:
+) -> tuple[Evidence, Pilot | None]:
   """All that is measured."""
-  theory = algorithm.theory
+  theory, n = algorithm.theory, topology.num_workers
   compressor = theory.compressor if theory else None
-  alpha2, message_norm = 0.0, math.nan
+  alpha2, message_norm, seen = 0.0, math.nan, None
   sim = simulate(algorithm, topology)  # which refuses a topology that a run would refuse
-  if compressor and gradients:
-    alpha2, message_norm = probe(sim, params, gradients, key)
+  if gradients:
+    tried = try_out(sim, params, gradients, key, pilot, loss or (lambda _: jnp.full((), jnp.nan)))
+    first, reference = math.nan, np.full(ROWS, math.nan)
+    if loss and theory:
+      optimizer = theory.optimizer
+      first, reference = centralised(optimizer, params, n, gradients, key, pilot, loss)
+    seen = compare(tried, first, reference, pilot, steps)
+    if compressor:
+      alpha2, message_norm = tried.alpha2, tried.message_norm
   elif compressor:
     alpha2 = gaussian_alpha2(compressor, params, key)
   if theory and gradients and problem is None:
-    problem = estimate(gradients, params, topology.num_workers, theory.optimizer, key)
+    problem = estimate(gradients, params, n, theory.optimizer, key)
   size = sum(leaf.size for leaf in jax.tree.leaves(params))
-  return Evidence(topology, steps, alpha2, message_norm, size, problem)
+  return Evidence(topology, steps, alpha2, message_norm, size, problem), seen
+
+
+def _covered(found: Finding, algorithm: Algorithm, problem: Problem | None) -> Finding:
+  """'likely' instead of 'converges' for what the theorems are not about.
+
+  They need updates that are linear in the gradients, and, with a constant step size on a graph,
+  workers whose gradients differ by no more than their noise.
+  """
+  if found.verdict != 'converges' or problem is None:
+    return found
+  if not problem.linear:
+    why = 'no theorem covers an optimizer that is not linear in the gradient'
+  elif algorithm.needs.connected and problem.heterogeneity > problem.noise:
+    why = f'workers differ: ζ = {problem.heterogeneity:.2g} beside σ = {problem.noise:.2g}'
+  else:
+    return found
+  return found._replace(verdict='likely', reason=f'{found.reason}; {why}')
+
+
+GROWTH, BEHIND, ABREAST = 30.0, 0.75, 0.88
+"""What a pilot shows: divergence from that growth on; stalling below the one part of all-reduce's
+progress, and none above the other. Set with the first half of the cells of studies.verdicts."""
+
+
+def _seen(found: Finding, pilot: Pilot) -> Finding:
+  """What is expected, after the first steps have been seen."""
+  numbers = {**found.numbers, 'growth': pilot.growth, 'progress': pilot.progress}
+  found = found._replace(numbers=numbers)
+  advice = found.advice or 'take smaller steps, a denser graph or less compression'
+  first = f'in the first {pilot.steps} steps'
+  if pilot.growth > GROWTH:
+    reason = f'messages or disagreement grew {pilot.growth:.2g} times {first}'
+    return Finding('will diverge', reason, advice, numbers)
+  if math.isnan(pilot.progress):
+    return found
+  behind = f'{first} the loss fell {pilot.progress:.2f} as far as with all-reduce'
+  whole = pilot.part > 0.19  # a shorter part does not tell what the rest makes up for, or spoils
+  if pilot.progress < BEHIND:
+    return Finding('will stall' if whole else 'at risk', behind, advice, numbers)
+  if pilot.progress < ABREAST:
+    return Finding('at risk', behind, advice, numbers)
+  if found.verdict in ('converges', 'likely') or pilot.settled or not whole:
+    return found
+  if found.late or found.verdict == 'will diverge':
+    reason = f'{found.reason}; but {behind}'
+    return Finding('at risk', reason, advice, numbers)
+  return Finding('likely', f'{behind}; {found.reason}', '', numbers)
 
 
 def step_sizes(problem: Problem, topology: Topology, alpha2: float, steps: int) -> dict[str, float]:

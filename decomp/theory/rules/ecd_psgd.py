@@ -43,12 +43,13 @@ def _judge(evidence: Evidence, compressor: Compressor) -> Finding:
     numbers, advice = {'feedback': feedback}, _ADVICE
     if feedback > SAFETY and evidence.steps * alpha2 > 4:  # before, estimates forget too fast
       reason = f'errors come back {feedback:.3g} times in the z of later steps, which grows with t'
-      return Finding('will diverge', reason, advice, numbers)
+      return Finding('will diverge', reason, advice, numbers, late=True)
     error2 = _growing_error(evidence, change2) / max(1 - feedback, 1 / SAFETY)
   own = problem.step_size**3 * problem.curvature * problem.noise**2 / 2
   ratio = error2 / own if own else math.inf if error2 else 0.0
   source = f'the error of the estimates, {math.sqrt(error2):.3g} at step {evidence.steps},'
-  return judge_noise(ratio, source, advice, proven=bounded or not alpha2, numbers=numbers)
+  proven = bounded or not alpha2
+  return judge_noise(ratio, source, advice, proven, numbers)._replace(late=True)
 
 
 def _bounded_error(evidence: Evidence, compressor: Compressor, change2: float) -> float:

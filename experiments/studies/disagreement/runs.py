@@ -253,9 +253,12 @@ class Runner:
       if self._name == 'dcd_psgd':
         workers = state.workers
         updates, _ = jax.vmap(self._optimizer.update)(grads, workers.opt_state, workers.params)
-        message = optax.tree.add(workers.pull, updates)
+        message = optax.tree.sub(
+          optax.tree.add(self._mixed(workers.params), updates), workers.params
+        )
       if self._name == 'ecd_psgd':
-        error2 = self._error2(after)
+        off = optax.tree.sub(after.workers.estimate.value, after.params)
+        error2 = optax.tree.norm(off, squared=True) / optax.tree.size(off)
       beyond = jax.tree.map(lambda leaf: (jnp.abs(leaf) > grid.limit).sum(), message)
       message2 = info.message_norm**2 / (optax.tree.size(message) // self._lab.graph.num_workers)
       return after, Step(
@@ -270,12 +273,10 @@ class Runner:
     state, steps = jax.lax.scan(step, state, first + jnp.arange(self._every))
     return state, (self._lab.losses(_average(state)), steps)
 
-  def _error2(self, state: decomp.State) -> jax.Array:
-    """The sum of W_ij x̃_j is off by the sum of W_ij e_j, with independent e_j."""
+  def _mixed(self, params: PyTree) -> PyTree:
+    """sum_j W_ij x_j."""
     matrix = jnp.asarray(self._lab.graph.matrix, jnp.float32)
-    exact = jax.tree.map(lambda x: jnp.einsum('ij,j...->i...', matrix, x), state.params)
-    off2 = optax.tree.norm(optax.tree.sub(state.workers.mixed, exact), squared=True)
-    return off2 / optax.tree.size(exact) / (matrix[0] ** 2).sum()
+    return jax.tree.map(lambda x: jnp.einsum('ij,j...->i...', matrix, x), params)
 
 
 def _average(state: decomp.State) -> PyTree:

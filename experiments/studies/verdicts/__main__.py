@@ -1,78 +1,38 @@
-r"""Checks the verdicts of decomp.theory against what happens, on a grid of runs to the end.
+r"""Checks the verdicts of decomp.theory against what happens, on 262 runs to the end.
 
   python -m experiments.studies.verdicts --output=runs/verdicts
+  python -m experiments.studies.verdicts --only=made
 
-Each cell is an algorithm with a compressor on a topology. Its verdict is asked for first, then it
-is run for STEPS steps on quadratics with known optimum: one for each worker, with noisy gradients
-and a constant step size. What happened is decided by the average of f(x̄) - f* over the last fifth
-of the steps:
+Each cell is an algorithm with a compressor, a topology, a division of the data and an optimizer
+(cells.py). Its verdict is asked for, and it is run to the end; labs.py says when a run counts as
+converged, stalled or diverged. 'converges' and 'likely' agree with converged, 'will stall' with
+stalled and diverged, 'will diverge' with diverged; 'at risk' and 'unknown' promise nothing and are
+counted apart. Where a verdict on choco_sgd recommends a consensus rate, that rate is judged and run
+as well. Prints tables of each group of cells, and writes results.json and results.md.
 
-  converged  at most twice that of d_psgd on the same topology, with the same gradients' noise
-  diverged   not finite, or above f(x̄) - f* at the start
-  stalled    anything else
-
-'converges' and 'likely' agree with converged, 'will stall' with stalled and diverged, 'will
-diverge' with diverged; 'at risk' promises nothing and is counted apart. Prints both tables, and
-writes results.json and results.md.
+What happens does not depend on the rules, and is kept in outcomes.json of the output folder: a
+second call of the program with the same --output only asks for verdicts.
 """
 
 import collections
-import warnings
+import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 from absl import app, flags
 
-import decomp
-from decomp import algorithms, compressors, data, metrics, spec, theory, topology
-from decomp.theory import Problem, Verdict
+from decomp.theory import Preflight, Verdict
 from experiments.common import output, report, settings
+from experiments.studies.verdicts import cells, labs
 
+GROUPS = ('by_hand', 'made', 'held_out')
+ONLY = flags.DEFINE_multi_enum('only', GROUPS, GROUPS, 'Groups of cells; all by default.')
+OUTCOMES_ONLY = flags.DEFINE_bool('outcomes_only', False, 'Run the cells, and judge and show none.')
 flags.declare_key_flag('output')
 flags.declare_key_flag('seed')
-
-STEPS = 2000
-DIMENSION = 128
-STEP_SIZE = 0.1
-NOISE = 4.0
-
-QUANTIZERS = ['stochastic_quantizer(8)', 'stochastic_quantizer(4)', 'stochastic_quantizer(2)']
-STRONG = ['stochastic_quantizer(2, bucket=32)', 'qsgd(4)', 'qsgd(2)', 'random_k(0.2)']
-GRIDS = ['fixed_grid(8, limit=100.0)', 'fixed_grid(4, limit=100.0)', 'fixed_grid(8, limit=8.0)']
-BIASED = ['top_k(0.1)', 'sign_norm()']
-
-# Compressors for each algorithm and topology, from harmless to hopeless.
-GRID = {
-  'dcd_psgd({})': {
-    'ring(8)': [*QUANTIZERS, *STRONG, *GRIDS[2:], *BIASED, 'natural()', 'random_k(0.8)'],
-    'ring(16)': QUANTIZERS + STRONG[:3],
-    'torus(4, 4)': QUANTIZERS + STRONG[:3],
-    'star(8)': QUANTIZERS + STRONG,
-  },
-  'ecd_psgd({})': {
-    'ring(8)': [*QUANTIZERS, 'qsgd(12)', 'random_k(0.2)', *GRIDS],
-    'torus(4, 4)': [*QUANTIZERS, 'qsgd(12)', *GRIDS[:1]],
-  },
-  'naive({})': {'ring(8)': QUANTIZERS + BIASED[:1], 'torus(4, 4)': QUANTIZERS},
-  'compressed_allreduce({})': {'ring(8)': [*QUANTIZERS[1:], 'qsgd(4)', 'random_k(0.2)']},
-  'choco_sgd({}, consensus_rate=0.05)': {
-    'ring(8)': [*QUANTIZERS[1:], *BIASED, 'random_k(0.2)', 'random_k(0.2, unbiased=False)'],
-    'star(8)': QUANTIZERS[1:] + BIASED,
-  },
-  'choco_sgd({}, consensus_rate=0.3)': {
-    'ring(8)': [*QUANTIZERS[1:], *BIASED, 'random_k(0.2, unbiased=False)'],
-    'star(8)': QUANTIZERS[1:] + BIASED,
-  },
-  'choco_sgd({}, consensus_rate=1.0)': {
-    'ring(8)': QUANTIZERS[1:] + BIASED,
-    'star(8)': QUANTIZERS[1:] + BIASED,
-  },
-}
 
 AGREES = {
   'converges': ('converged',),
@@ -80,100 +40,78 @@ AGREES = {
   'will stall': ('stalled', 'diverged'),
   'will diverge': ('diverged',),
 }
-"""What must happen for a verdict to be right; 'at risk' promises nothing."""
+"""What must happen for a verdict to be right; the others promise nothing."""
 OUTCOMES = ('converged', 'stalled', 'diverged')
 
 
 class Result(NamedTuple):
-  """A cell's verdict, and what happened; `excess` is f(x̄) - f* at the end over d_psgd's."""
+  """A cell's verdict, and what happened: f at the end, and that of the reference."""
 
-  algorithm: str
-  topology: str
+  group: str
+  cell: cells.Cell
   verdict: Verdict
   reason: str
   outcome: str
-  excess: float
+  end: float
+  reference: float
+  advised: bool = False
 
   @property
   def agrees(self) -> bool | None:
     """Whether what happened is what was said; None if nothing was."""
     return self.outcome in AGREES[self.verdict] if self.verdict in AGREES else None
 
-
-def grid() -> list[tuple[str, str]]:
-  """The cells, algorithm and topology, by topology."""
-  cells = [
-    (call.format(compressor), graph)
-    for call, graphs in GRID.items()
-    for graph, chosen in graphs.items()
-    for compressor in chosen
-  ]
-  return sorted(cells, key=lambda cell: cell[1])
+  def row(self) -> dict[str, Any]:
+    """The result as one flat row."""
+    fields = self._asdict()
+    return {'group': fields.pop('group'), **fields.pop('cell')._asdict(), **fields}
 
 
-class Lab:
-  """The quadratics of one topology: the same gradients for every algorithm."""
-
-  def __init__(self, graph: str, seed: int):
-    self.graph: decomp.Topology = spec.build(graph, topology, kind='topology')
-    n = self.graph.num_workers
-    self._quadratic = data.quadratic(n, DIMENSION, heterogeneity=1.0, noise=NOISE, seed=seed)
-    self._key, start, estimates = jax.random.split(jax.random.key(seed), 3)
-    self._start = jax.random.normal(start, (DIMENSION,))
-    self._optimizer = optax.sgd(STEP_SIZE)
-    self.problem: Problem = theory.estimate(
-      self._gradients, self._start, n, self._optimizer, estimates
-    )
-    self.at_start = float(self._quadratic.suboptimality(self._start))
-    self.reference = self._run(algorithms.d_psgd(self._optimizer))
-
-  def judge(self, text: str) -> Result:
-    """Asks for the verdict, and then looks."""
-    makers = spec.algorithms(self._optimizer)
-    with warnings.catch_warnings():
-      warnings.filterwarnings('ignore', '.* which is biased')
-      algorithm = spec.build(text, [makers, compressors], kind='algorithm')
-    said = theory.preflight(
-      algorithm, self.graph, self._start, self._gradients, self.problem, steps=STEPS
-    )
-    end = self._run(algorithm)
-    outcome, excess = self._outcome(end), end / self.reference
-    return Result(text, self.graph.name, said.verdict, said.reason, outcome, excess)
-
-  def _outcome(self, end: float) -> str:
-    if not end <= self.at_start:  # also where it is not a number
-      return 'diverged'
-    return 'converged' if end <= 2 * self.reference else 'stalled'
-
-  def _gradients(self, key: jax.Array, params: jax.Array) -> jax.Array:
-    workers = jnp.arange(self.graph.num_workers)
-    keys = jax.random.split(key, self.graph.num_workers)
-    return jax.vmap(self._quadratic.gradient)(keys, params, workers)
-
-  def _run(self, algorithm: decomp.Algorithm) -> float:
-    """The average of f(x̄) - f* over the last fifth of the steps."""
-    sim = decomp.simulate(algorithm, self.graph)
-    step_key, noise_key = jax.random.split(self._key)
-
-    @jax.jit
-    def run() -> jax.Array:
-      def step(state: decomp.State, t: jax.Array) -> tuple[decomp.State, jax.Array]:
-        grads = self._gradients(jax.random.fold_in(noise_key, t), state.params)
-        state, _ = sim.step(step_key, grads, state)
-        return state, self._quadratic.suboptimality(metrics.mean_over_workers(state.params))
-
-      return jax.lax.scan(step, sim.init(self._start), jnp.arange(STEPS))[1]
-
-    return float(np.asarray(run(), np.float64)[-STEPS // 5 :].mean())
+def grid(groups: Sequence[str]) -> list[tuple[str, cells.Cell]]:
+  """The cells of some groups, with their group; those of one lab follow each other."""
+  made, held_out = cells.at_random()
+  found = {'by_hand': cells.by_hand(), 'made': made, 'held_out': held_out}
+  chosen = [(group, cell) for group in groups for cell in found[group]]
+  return sorted(chosen, key=lambda pair: (pair[1].data, pair[1].topology, pair[1].optimizer))
 
 
-def check(cells: Sequence[tuple[str, str]], seed: int) -> Iterator[Result]:
-  """Verdict and outcome of each cell; cells of one topology should follow each other."""
-  lab = None
-  for text, graph in cells:
-    if lab is None or lab.graph.name != graph:
-      lab = Lab(graph, seed)
-    yield lab.judge(text)
+class Outcomes:
+  """What happened in the cells that have been run, kept in a file."""
+
+  def __init__(self, path: Path, seed: int):
+    self._path, self._seed = path, seed
+    self._known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+  def of(self, cell: cells.Cell) -> tuple[str, float, float]:
+    """Runs the cell, if need be."""
+    name = f'{cell}, seed {self._seed}'
+    if name not in self._known:
+      found = labs.lab(cell).run(cell.algorithm, self._seed)
+      self._known[name] = output.for_json(list(found), digits=6)
+      output.write_json(self._path, self._known)
+    outcome, *numbers = self._known[name]
+    end, reference = (math.nan if number is None else number for number in numbers)
+    return outcome, end, reference
+
+
+def check(chosen: Sequence[tuple[str, cells.Cell]], outcomes: Outcomes) -> Iterator[Result]:
+  """Verdict and outcome of each cell, and of what the verdict recommends."""
+  for group, cell in chosen:
+    said = labs.lab(cell).judge(cell.algorithm)
+    yield Result(group, cell, said.verdict, said.reason, *outcomes.of(cell))
+    advised = advice(cell, said)
+    if advised is not None:
+      said = labs.lab(advised).judge(advised.algorithm)
+      yield Result(group, advised, said.verdict, said.reason, *outcomes.of(advised), advised=True)
+
+
+def advice(cell: cells.Cell, said: Preflight) -> cells.Cell | None:
+  """The cell with the consensus rate that its verdict recommends, if it recommends one."""
+  found = re.search(r'consensus_rate=([0-9.e-]+)', said.advice)
+  if not found:
+    return None
+  changed = re.sub(r'consensus_rate=[0-9.]+', found[0], cell.algorithm)
+  return cell._replace(algorithm=changed)
 
 
 def confusion(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -186,28 +124,46 @@ def confusion(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def agreement(results: Sequence[Result]) -> str:
-  """In how many of the cells that are not at risk the verdict was right."""
+  """In how many of the cells that are not left open the verdict was right."""
   judged = [r.agrees for r in results if r.agrees is not None]
-  return f'{sum(judged)} of {len(judged)} verdicts agree; {len(results) - len(judged)} are at risk'
+  return (
+    f'{sum(judged)} of {len(judged)} verdicts agree; {len(results) - len(judged)} are left open'
+  )
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   settings.start(argv)
   path = Path(settings.OUTPUT.value or 'runs/verdicts')
+  path.mkdir(parents=True, exist_ok=True)
+  outcomes = Outcomes(path / 'outcomes.json', settings.SEED.value)
+  chosen = grid(ONLY.value)
+  if OUTCOMES_ONLY.value:
+    for number, (_, cell) in enumerate(chosen, start=1):
+      outcomes.of(cell)
+      print(f'[{number}/{len(chosen)}] {cell}', flush=True)
+    return
   results = []
-  for number, result in enumerate(check(cells := grid(), settings.SEED.value), start=1):
+  for number, result in enumerate(check(chosen, outcomes), start=1):
     results.append(result)
     mark = {True: 'agrees', False: 'DISAGREES', None: '-'}[result.agrees]
-    line = f'{result.algorithm} on {result.topology}: {result.verdict}, {result.outcome}'
-    print(f'[{number}/{len(cells)}] {line} ({result.excess:.3g}): {mark}', flush=True)
-  report.print_table(confusion(results), agreement(results))
-  rows = [r._asdict() | {'agrees': r.agrees} for r in results]
-  found = {'seed': settings.SEED.value, 'agreement': agreement(results), 'cells': rows}
-  output.write_json(path / 'results.json', output.for_json(found))
-  short = [{k: v for k, v in r._asdict().items() if k != 'reason'} for r in results]
-  text = f'{agreement(results)}.\n\n{report.markdown(confusion(results))}\n{report.markdown(short)}'
-  (path / 'results.md').write_text(text)
+    line = f'{result.cell}: {result.verdict}, {result.outcome} ({result.end:.3g})'
+    print(f'[{number}, {len(chosen)} and advice] {line}: {mark}', flush=True)
+  texts, found = [], {}
+  for group in ONLY.value:
+    for advised in (False, True):
+      part = [r for r in results if r.group == group and r.advised == advised]
+      if part:
+        title = f'{group}, as recommended' if advised else group
+        found[title] = agreement(part)
+        report.print_table(confusion(part), f'{title}: {agreement(part)}')
+        texts.append(f'{title}: {agreement(part)}.\n\n{report.markdown(confusion(part))}')
+  rows = [r.row() | {'agrees': str(r.agrees)} for r in results]
+  facts = {'seed': settings.SEED.value, 'agreement': found, 'cells': rows}
+  output.write_json(path / 'results.json', output.for_json(facts))
+  hidden = ('reason', 'advised')
+  texts.append(report.markdown([{k: v for k, v in r.items() if k not in hidden} for r in rows]))
+  (path / 'results.md').write_text('\n'.join(texts))
 
 
 if __name__ == '__main__':
