@@ -23,15 +23,21 @@ def digits(model: Any = None) -> Task:
   return classification(data.digits(), model or models.mlp(10, hidden=(64,)))
 
 
-def images(name: str, model: Any = None, augment: bool | None = None) -> Task:
+def images(
+  name: str, model: Any = None, augment: bool | None = None, size: int | None = None
+) -> Task:
   """Any image set of TensorFlow Datasets that has been prepared.
 
   Args:
     name: such as 'cifar10', 'mnist' or 'fashion_mnist'.
     model: a flax linen module; None for `models.resnet20()` on CIFAR, else `models.cnn(...)`.
     augment: shifts and mirrors the training images; None for CIFAR only.
+    size: height and width to which images are averaged down, such as 16 for CIFAR: a quarter of
+      the work. None to leave them as they are.
   """
   dataset = data.tfds_images(name)
+  if size is not None:
+    dataset = data.shrink(dataset, size)
   cifar = name.startswith('cifar')
   default = models.resnet20 if cifar else models.cnn
   statistics = batches.STATISTICS.get(name) or _statistics(dataset.train['input'])

@@ -3,7 +3,7 @@
 from decomp.tasks.data import batches, partition
 from decomp.tasks.data.corpus import text
 from decomp.tasks.data.dataset import Dataset
-from decomp.tasks.data.images import digits, tfds_images
+from decomp.tasks.data.images import digits, shrink, tfds_images
 from decomp.tasks.data.partition import Partition
 from decomp.tasks.data.synthetic import (
   LogisticRegression,
@@ -22,6 +22,7 @@ __all__ = [
   'logistic_regression',
   'partition',
   'quadratic',
+  'shrink',
   'text',
   'tfds_images',
 ]

@@ -1,7 +1,7 @@
 """Image classification: scikit-learn's embedded digits, and any image set of TFDS."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,30 @@ def tfds_images(name: str, data_dir: str | None = None) -> Dataset:
     name=name,
     num_classes=builder.info.features['label'].num_classes,
   )
+
+
+def shrink(dataset: Dataset, size: int) -> Dataset:
+  """The same images with `size` × `size` pixels, each the mean of a block of the old ones.
+
+  Args:
+    dataset: With inputs uint8 [N, h, h, c].
+    size: A divisor of h.
+
+  >>> image = np.arange(16, dtype=np.uint8).reshape(1, 4, 4, 1)
+  >>> arrays = {'input': image, 'label': np.zeros(1, np.int32)}
+  >>> shrink(Dataset(arrays, arrays, 'ramp', 1), 2).train['input'][0, :, :, 0].tolist()
+  [[2, 4], [10, 12]]
+  """
+  old = dataset.train['input'].shape[1]
+  if not isinstance(size, int) or size < 1 or old % size:
+    raise ValueError(f'size={size!r}: must divide the {old} pixels of {dataset.name}')
+
+  def smaller(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    images = arrays['input']
+    blocks = images.reshape(len(images), size, old // size, size, old // size, -1)
+    return {**arrays, 'input': np.rint(blocks.mean((2, 4), np.float32)).astype(images.dtype)}
+
+  return dataset._replace(train=smaller(dataset.train), test=smaller(dataset.test))
 
 
 def tfds_source(builder: Any, split: str) -> Sequence[Any]:
