@@ -210,7 +210,7 @@ def test_mappings_agree(mapping):
     assert row == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def failing_task(value):
+def failing_task(value, size=2):
   """The loss of the worker that holds label 2 is `value` in the fifth step."""
   labels = np.arange(4, dtype=np.int32)
 
@@ -220,7 +220,7 @@ def failing_task(value):
 
   return decomp.Task(
     'failing',
-    lambda key: (jnp.ones(2), jnp.int32(0)),
+    lambda key: (jnp.ones(size), jnp.int32(0)),
     loss,
     lambda params, count, batch: {'loss': (params @ params)[None]},
     {'label': labels},
@@ -250,7 +250,7 @@ def test_divergence_stops_the_run_at_that_step(value):
     (lambda: D_PSGD, 'Try a smaller learning rate.'),
     (
       lambda: algorithms.choco_sgd(optax.sgd(0.1), compressors.random_k(0.1, unbiased=False), 1.0),
-      r'Its theory says "(at risk|will diverge)": with the contraction .*; use consensus_rate=0.\d+.',
+      r'Its theory says "will diverge": with the contraction .*; use consensus_rate=0.\d+.',
     ),
     (lambda: decomp.Algorithm(*D_PSGD[:2], name='own'), 'Try a smaller learning rate.'),
   ],
@@ -259,7 +259,7 @@ def test_divergence_stops_the_run_at_that_step(value):
 def test_advice_after_divergence(make, advice):
   """That of the algorithm's own theory, if it has an objection."""
   with pytest.warns(RuntimeWarning, match=advice + '$'):
-    decomp.train(failing_task(np.nan), make(), topology.ring(4), 9, 1, shards='by_label')
+    decomp.train(failing_task(np.nan, 10), make(), topology.ring(4), 9, 1, shards='by_label')
 
 
 def test_all_fail_at_once():
