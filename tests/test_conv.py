@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tables import equations
 
+from decomp.engine import mapping
 from decomp.tasks.models.conv import Conv, conv
 
 EXPLICIT = ((1, 2), (0, 1))
@@ -88,8 +88,7 @@ def test_all_convolutions_are_nhwc():
   nhwc = lax.conv_dimension_numbers(x.shape, kernel.shape, ('NHWC', 'HWIO', 'NHWC'))
 
   def layouts(fn):
-    jaxpr = jax.make_jaxpr(value_and_gradients(fn, (2, 2), 'SAME'))(x, kernel)
-    return [e.params['dimension_numbers'] for e in equations(jaxpr, 'conv_general_dilated')]
+    return list(mapping.layouts(jax.make_jaxpr(value_and_gradients(fn, (2, 2), 'SAME'))(x, kernel)))
 
   assert layouts(conv) == [nhwc] * 3
   assert layouts(xla_conv).count(nhwc) == 1

@@ -11,7 +11,7 @@ from test_experiments import Program
 
 from decomp import algorithms
 from decomp.compressors.common import coder
-from decomp.compressors.rounding import round_quarters
+from decomp.compressors.rounding import round_with
 from experiments.studies.linear_speedup import __main__ as linear_speedup
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
@@ -116,14 +116,16 @@ def grid_of_16_bits(limit):
   levels = 2**15 - 1
   step = limit / levels
 
-  def quantize(key, x):
-    rounded = round_quarters(key, jnp.clip(x / step, -levels, levels))
-    return [part + levels for part in rounded], ()
+  def quantize(x):
+    return jnp.clip(x / step, -levels, levels), ()
+
+  def code(grid, draws):
+    return round_with(draws, grid) + levels
 
   def dequantize(codes, scale):
     return (codes.astype(jnp.float32) - levels) * step
 
-  return coder(quantize, dequantize, 16, unbiased=True, limit=limit, name='grid')
+  return coder(quantize, code, dequantize, 16, unbiased=True, limit=limit, name='grid')
 
 
 def test_noise_of_constant_variance_leaves_ecd_an_error_that_does_not_fall_with_the_steps(problem):

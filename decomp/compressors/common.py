@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from decomp.base import Compressor, PyTree
-from decomp.compressors.rounding import DITHERS, join
+from decomp.compressors.rounding import DITHERS, Rounding, dithers_of, join, round_quarters
 from decomp.engine import wire
-from decomp.engine.cpu.loops import once
+from decomp.engine.cpu.loops import once, pieces
 
 
 class Coded(NamedTuple):
@@ -21,44 +21,64 @@ class Coded(NamedTuple):
 
 
 def coder(
-  quantize: Callable[[jax.Array, jax.Array], tuple[Sequence[jax.Array], PyTree]],
+  quantize: Callable[[jax.Array], tuple[jax.Array, PyTree]],
+  code: Rounding,
   dequantize: Callable[[jax.Array, PyTree], jax.Array],
   bits: int,
+  dither: str | None = 'threefry',
   **facts: Any,
 ) -> Compressor:
   """A compressor with a code of the same width for every element.
 
   Args:
-    quantize: (key, float32 [d]) -> (`quarters` of codes in 0 to 2**bits - 1, scale).
-    dequantize: (codes [d] as unsigned integers, scale) -> float32 [d].
+    quantize: float32 x -> (where each element lies on a grid, float32, scale).
+    code: (elements on the grid, their dithers) -> codes from 0 to 2**bits - 1.
+    dequantize: (codes as unsigned integers, scale) -> float32, in the codes' shape.
     bits: of a code.
+    dither: where dithers come from; None: `code` asks for none.
     **facts: the other fields of `Compressor`.
   """
 
   def encode(key: jax.Array, x: jax.Array) -> Coded:
-    draft = once(quick_encode, key, x)  # each byte is made of several codes
-    return Coded(wire.pack_bits(in_order(draft, x), bits), draft.scale)
+    def on_cpu(key: jax.Array, x: jax.Array) -> Coded:
+      return in_order(once(in_words, key, x), x)  # each byte is made of several codes
+
+    draft = jax.lax.platform_dependent(key, x, cpu=on_cpu, default=in_place)
+    return Coded(wire.pack_bits(draft.codes, bits), draft.scale)
 
   def decode(payload: Coded, like: Any) -> jax.Array:
-    return values(wire.unpack_bits(payload.codes, bits, like.size), payload.scale, like)
+    codes = wire.unpack_bits(payload.codes, bits, like.shape)
+    return dequantize(codes, payload.scale).astype(like.dtype)
 
   def quick_encode(key: jax.Array, x: jax.Array) -> Coded:
+    def in_rows(key: jax.Array, x: jax.Array) -> Coded:
+      codes, scale = in_place(key, x)
+      rows = codes.reshape(-1)
+      return Coded(jnp.stack(pieces(rows, 4)) if bits <= 8 else rows, scale)
+
+    return jax.lax.platform_dependent(key, x, cpu=in_words, default=in_rows)
+
+  def quick_decode(draft: Coded, like: Any) -> jax.Array:
+    return dequantize(*in_order(draft, like)).astype(like.dtype)
+
+  def in_place(key: jax.Array, x: jax.Array) -> Coded:
+    grid, scale = quantize(x.astype(jnp.float32))
+    draws = jnp.zeros_like(grid, jnp.int32) if dither is None else dithers_of(key, x.shape, dither)
+    return Coded(code(grid, draws).astype(kind), scale)
+
+  def in_words(key: jax.Array, x: jax.Array) -> Coded:
     def draw(key: jax.Array, x: jax.Array) -> Coded:
-      parts, scale = quantize(key, x.astype(jnp.float32).reshape(-1))
-      return Coded(_words(parts) if bits <= 8 else join(parts, x.size).astype(jnp.uint32), scale)
+      grid, scale = quantize(x.astype(jnp.float32).reshape(-1))
+      parts = round_quarters(code, key, grid, dither)
+      return Coded(_words(parts) if bits <= 8 else join(parts, x.size).astype(kind), scale)
 
     draft = once(draw, key, x)  # four codes in a word, which share a block of random numbers
     return Coded(_bytes(draft.codes), draft.scale) if bits <= 8 else draft
 
-  def quick_decode(draft: Coded, like: Any) -> jax.Array:
-    return values(in_order(draft, like), draft.scale, like)
+  def in_order(draft: Coded, like: Any) -> Coded:
+    return Coded(draft.codes.reshape(-1)[: like.size].reshape(like.shape), draft.scale)
 
-  def in_order(draft: Coded, like: Any) -> jax.Array:
-    return draft.codes.reshape(-1)[: like.size]
-
-  def values(codes: jax.Array, scale: PyTree, like: Any) -> jax.Array:
-    return dequantize(codes, scale).reshape(like.shape).astype(like.dtype)
-
+  kind = jnp.uint8 if bits <= 8 else jnp.uint32
   return Compressor(encode, decode, quick=(quick_encode, quick_decode), **facts)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_bits, check_dither, coder
-from decomp.compressors.rounding import round_quarters
+from decomp.compressors.rounding import round_with
 
 
 def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
@@ -44,13 +44,16 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
   step = limit / levels
   not_finite = 2**bits - 1
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
-    grid = jnp.where(jnp.isfinite(x), jnp.clip(x / step, -levels, levels), not_finite - levels)
-    return [part + levels for part in round_quarters(key, grid, dither)], ()
+  def quantize(x: jax.Array) -> tuple[jax.Array, tuple[()]]:
+    return jnp.where(jnp.isfinite(x), jnp.clip(x / step, -levels, levels), not_finite - levels), ()
+
+  def code(grid: jax.Array, draws: jax.Array) -> jax.Array:
+    return round_with(draws, grid) + levels
 
   def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
     values = (codes.astype(jnp.float32) - levels) * step
     return jnp.where(codes == not_finite, jnp.nan, values)
 
   name = f'fixed_grid(bits={bits}, limit={limit}{suffix})'
-  return coder(quantize, dequantize, bits, unbiased=True, limit=float(limit), name=name)
+  facts = {'unbiased': True, 'limit': float(limit), 'name': name}
+  return coder(quantize, code, dequantize, bits, dither, **facts)

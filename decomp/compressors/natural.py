@@ -1,19 +1,20 @@
 """Powers of two."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import coder
-from decomp.compressors.rounding import quarters, threefry
 
 
 def natural() -> Compressor:
   """Rounds each magnitude at random to one of the two nearest powers of two.
 
-  Adding 23 random bits to the mantissa of a float32 carries into the exponent with exactly the
-  right probability; sign and exponent are then sent. E C(x) = x and α² <= 1/8, whatever the size,
-  for elements up to 2**127: larger ones may round up to infinity.
+  Adding 16 random bits to the mantissa of a float32 carries into the exponent with the right
+  probability, up to 2**-17; sign and exponent are then sent. E C(x) = x and α² <= 1/8, whatever
+  the size, for elements up to 2**127: larger ones may round up to infinity.
 
   Returns:
     An unbiased `Compressor` with 9 bits per element and nothing else.
@@ -25,14 +26,18 @@ def natural() -> Compressor:
   Reference: Horváth et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988.
   """
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], tuple[()]]:
-    word = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    dithered = word + (threefry(key, x.size)[0] >> 9)
+  def quantize(x: jax.Array) -> tuple[jax.Array, tuple[()]]:
+    return x, ()
+
+  def code(x: jax.Array, draws: jax.Array) -> jax.Array:
+    word = jax.lax.bitcast_convert_type(x, jnp.int32)
+    # The mantissa rounded to 16 bits (+64), and as many random ones.
+    dithered = jax.lax.shift_right_logical(word + 64 + (draws << 7), 23)
     # In NaN and infinity there is no mantissa to round: the carry would run into the sign.
-    return quarters(jnp.where(jnp.isfinite(x), dithered, word) >> 23), ()
+    return jnp.where(jnp.isfinite(x), dithered, jax.lax.shift_right_logical(word, 23))
 
   def dequantize(codes: jax.Array, scale: tuple[()]) -> jax.Array:
-    return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
+    return jax.lax.bitcast_convert_type(codes.astype(jnp.uint32) << 23, jnp.float32)
 
-  facts = {'unbiased': True, 'alpha2': lambda size: 1 / 8, 'name': 'natural()'}
-  return coder(quantize, dequantize, 9, **facts)
+  facts: dict[str, Any] = {'unbiased': True, 'alpha2': lambda size: 1 / 8, 'name': 'natural()'}
+  return coder(quantize, code, dequantize, 9, **facts)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_bits, check_dither, coder, safe_divide
-from decomp.compressors.rounding import round_quarters
+from decomp.compressors.rounding import round_with
 from decomp.engine.cpu.loops import largest
 
 
@@ -37,13 +37,14 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
   bits, suffix = check_bits(bits, 1, 16), check_dither(dither)
   levels = 2**bits - 1
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+  def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Squares of large or small elements leave the range of float32; those of x / max do not.
     most = largest(x)
-    norm = most * jnp.linalg.norm(safe_divide(x, most))
-    grid = jnp.clip(safe_divide(x, norm) * levels, -levels, levels)
-    rounded = round_quarters(key, grid, dither, fraction=min(16, 31 - bits))
-    return [part + levels for part in rounded], norm
+    norm = most * jnp.sqrt((safe_divide(x, most) ** 2).sum())
+    return jnp.clip(safe_divide(x, norm) * levels, -levels, levels), norm
+
+  def code(grid: jax.Array, draws: jax.Array) -> jax.Array:
+    return round_with(draws, grid, fraction=min(16, 31 - bits)) + levels
 
   def dequantize(codes: jax.Array, norm: jax.Array) -> jax.Array:
     return (codes.astype(jnp.float32) - levels) * (norm / levels)
@@ -52,4 +53,5 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
     return min(size / levels**2, math.sqrt(size) / levels)
 
   name = f'qsgd(bits={bits}{suffix})'
-  return coder(quantize, dequantize, bits + 1, unbiased=True, alpha2=alpha2, name=name)
+  facts = {'unbiased': True, 'alpha2': alpha2, 'name': name}
+  return coder(quantize, code, dequantize, bits + 1, dither, **facts)

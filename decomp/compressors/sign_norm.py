@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import coder, safe_divide
-from decomp.compressors.rounding import quarters
 from decomp.engine.cpu.loops import largest
 
 
@@ -24,11 +23,13 @@ def sign_norm() -> Compressor:
   Reference: Karimireddy et al., Error Feedback Fixes SignSGD, arXiv 1901.09847.
   """
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+  def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     # Sums of large or small elements leave the range of float32; those of x / max do not.
     most = largest(x)
-    magnitude = most * (jnp.abs(safe_divide(x, most)).sum() / max(1, x.size))
-    return quarters((x >= 0).astype(jnp.float32)), magnitude
+    return x, most * (jnp.abs(safe_divide(x, most)).sum() / max(1, x.size))
+
+  def code(x: jax.Array, draws: jax.Array) -> jax.Array:
+    return (x >= 0).astype(jnp.int32)
 
   def dequantize(codes: jax.Array, magnitude: jax.Array) -> jax.Array:
     return (2 * codes.astype(jnp.float32) - 1) * magnitude
@@ -36,4 +37,5 @@ def sign_norm() -> Compressor:
   def delta(size: int) -> float:
     return 1 / max(1, size)
 
-  return coder(quantize, dequantize, 1, unbiased=False, delta=delta, name='sign_norm()')
+  facts = {'unbiased': False, 'delta': delta, 'name': 'sign_norm()'}
+  return coder(quantize, code, dequantize, 1, dither=None, **facts)

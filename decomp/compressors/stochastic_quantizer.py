@@ -1,13 +1,14 @@
 """Stochastic uniform quantization with the largest magnitude as the scale."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_bits, check_dither, coder, is_whole, safe_divide
-from decomp.compressors.rounding import round_quarters
+from decomp.compressors.rounding import round_with
 from decomp.engine.cpu.loops import largest
 
 
@@ -48,19 +49,30 @@ def stochastic_quantizer(
   suffix = check_dither(dither)
   levels = max(1, 2 ** (bits - 1) - 1)
 
-  def quantize(key: jax.Array, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    rows = _rows(x, bucket)
-    step = jax.vmap(largest)(rows) / levels
-    grid = safe_divide(rows, step[:, None]).reshape(-1)[: x.size]
-    if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
-      codes = round_quarters(key, (grid + 1) / 2, dither)
+  def with_scales(
+    operation: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, step: jax.Array
+  ) -> jax.Array:
+    """operation(x, the step of each element)."""
+    if bucket is None:
+      return operation(x, step[0])
+    rows = operation(_rows(x, bucket), step[:, None])
+    return rows.reshape(-1)[: x.size].reshape(x.shape)
+
+  def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if bucket is None:
+      step = largest(x)[None] / levels
     else:
-      codes = [part + levels for part in round_quarters(key, grid, dither)]
-    return [jnp.clip(part, 0, 2**bits - 1) for part in codes], step
+      step = jax.vmap(largest)(_rows(x, bucket)) / levels
+    return with_scales(safe_divide, x, step), step
+
+  def code(grid: jax.Array, draws: jax.Array) -> jax.Array:
+    if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
+      return jnp.clip(round_with(draws, (grid + 1) / 2), 0, 1)
+    return jnp.clip(round_with(draws, grid) + levels, 0, 2**bits - 1)
 
   def dequantize(codes: jax.Array, step: jax.Array) -> jax.Array:
     grid = codes.astype(jnp.float32) * (2 if bits == 1 else 1) - levels
-    return (_rows(grid, bucket) * step[:, None]).reshape(-1)[: codes.size]
+    return with_scales(jnp.multiply, grid, step)
 
   def alpha2(size: int) -> float:
     # At 1 bit the error of x_i is max² - x_i²; from 2 bits on it is at most Δ²/4.
@@ -72,11 +84,11 @@ def stochastic_quantizer(
 
   arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '') + suffix
   name = f'stochastic_quantizer({arguments})'
-  return coder(quantize, dequantize, bits, unbiased=True, alpha2=alpha2, name=name)
+  facts = {'unbiased': True, 'alpha2': alpha2, 'name': name}
+  return coder(quantize, code, dequantize, bits, dither, **facts)
 
 
-def _rows(x: jax.Array, bucket: int | None) -> jax.Array:
-  """One row for each bucket, the last one filled up with zeros."""
-  if bucket is None or x.size == 0:
-    return x[None]
-  return jnp.pad(x, (0, -x.size % bucket)).reshape(-1, bucket)
+def _rows(x: jax.Array, bucket: int) -> jax.Array:
+  """One row for each bucket, the last one filled up with zeros; at least one."""
+  count = max(1, math.ceil(x.size / bucket))
+  return jnp.pad(x.reshape(-1), (0, count * bucket - x.size)).reshape(count, bucket)

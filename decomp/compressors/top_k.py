@@ -7,11 +7,12 @@ import jax.numpy as jnp
 
 from decomp.base import Compressor
 from decomp.compressors.common import check_fraction, kept
+from decomp.compressors.selecting import kept_by_size, largest_in_order
 from decomp.engine import wire
 
 
 class Sparse(NamedTuple):
-  """Values, and their places with ⌈log₂ d⌉ bits each."""
+  """Values in the order of their places, and these with ⌈log₂ d⌉ bits each."""
 
   values: jax.Array
   indices: jax.Array
@@ -38,22 +39,30 @@ def top_k(fraction: float) -> Compressor:
 
   def encode(key: jax.Array, x: jax.Array) -> Sparse:
     del key  # deterministic
-    flat = x.reshape(-1)
-    # NaN counts as the largest of all here, so it is always among those kept.
-    _, indices = jax.lax.top_k(jnp.abs(flat), kept(x.size, fraction))
+    values, indices = largest_in_order(x.reshape(-1), kept(x.size, fraction))
     packed = wire.pack_bits(indices.astype(jnp.uint32), _index_bits(x.size))
-    return Sparse(flat[indices].astype(jnp.float32), packed)
+    return Sparse(values.astype(jnp.float32), packed)
 
   def decode(payload: Sparse, like: Any) -> jax.Array:
     count = payload.values.size
-    indices = wire.unpack_bits(payload.indices, _index_bits(like.size), count)
-    flat = jnp.zeros(like.size, jnp.float32).at[indices].set(payload.values)
+    indices = wire.unpack_bits(payload.indices, _index_bits(like.size), count).astype(jnp.int32)
+    flat = jnp.zeros(like.size, jnp.float32)
+    flat = flat.at[indices].set(payload.values, unique_indices=True, indices_are_sorted=True)
     return flat.reshape(like.shape).astype(like.dtype)
+
+  def quick_encode(key: jax.Array, x: jax.Array) -> jax.Array:
+    del key
+    return jnp.where(kept_by_size(x, kept(x.size, fraction)), x, 0)
+
+  def quick_decode(payload: jax.Array, like: Any) -> jax.Array:
+    return payload
 
   def delta(size: int) -> float:
     return kept(size, fraction) / size if size else 1.0
 
-  return Compressor(encode, decode, unbiased=False, delta=delta, name=f'top_k({fraction})')
+  quick = quick_encode, quick_decode
+  name = f'top_k({fraction})'
+  return Compressor(encode, decode, unbiased=False, delta=delta, quick=quick, name=name)
 
 
 def _index_bits(size: int) -> int:

@@ -87,7 +87,7 @@ def choose(
     fn: One worker's function, its gradient included; it is traced, not run.
     *example_args: The arguments of the LIFTED function (leading axis num_workers), or their
       `jax.ShapeDtypeStruct`.
-    platform: 'cpu', 'gpu' or 'tpu'. None: the default backend's.
+    platform: 'cpu', 'gpu' or 'tpu'. None: that of the local devices.
     num_devices: Number of devices to split over. None: all local ones.
 
   Returns:
@@ -102,21 +102,25 @@ def choose(
   """
   num_workers = _num_workers(example_args)
   one_worker = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), example_args)
-  layouts = set(_layouts(jax.make_jaxpr(fn)(*one_worker)))
-  if (platform or jax.default_backend()) != 'cpu' or layouts != {convolution.LAYOUT}:
+  found = set(layouts(jax.make_jaxpr(fn)(*one_worker)))
+  if (platform or jax.local_devices()[0].platform) != 'cpu' or found != {convolution.LAYOUT}:
     return 'vmap'
   num_devices = num_devices or jax.local_device_count()
   return 'devices' if num_devices > 1 and num_workers % num_devices == 0 else 'scan'
 
 
-def _layouts(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[lax.ConvDimensionNumbers]:
-  """Yield the layout of every convolution, at any depth."""
+def layouts(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator[lax.ConvDimensionNumbers]:
+  """Yield the layout of every convolution, at any depth, as the program is on CPU."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'conv_general_dilated':
       yield equation.params['dimension_numbers']
-    for value in jax.tree.leaves(list(equation.params.values())):
+    nested = list(equation.params.values())
+    if platforms := equation.params.get('branches_platforms'):
+      on_cpu = [names is None or 'cpu' in names for names in platforms].index(True)
+      nested = equation.params['branches'][on_cpu]
+    for value in jax.tree.leaves(nested):
       if isinstance(value, ClosedJaxpr | Jaxpr):
-        yield from _layouts(value)
+        yield from layouts(value)
 
 
 def _num_workers(args: Any) -> int:

@@ -17,8 +17,8 @@ import optax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from decomp.base import Change, PyTree, Shared
-from decomp.engine import tree, wire
-from decomp.engine.stacked import AXIS, as_is, check_floating, latest, weighted
+from decomp.engine import platforms, tree, wire
+from decomp.engine.stacked import AXIS, as_is, check_floating, latest, weighted, weighted_sum
 from decomp.topology import Topology
 from decomp.topology.permutations import permutations
 
@@ -100,6 +100,7 @@ class ShardedNetwork:
 
   _routes: list[Route]
   _num_workers: int
+  _wants: platforms.Wants
   index: jax.Array
   round: jax.Array
   observed: jax.Array
@@ -107,33 +108,50 @@ class ShardedNetwork:
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
     """sum_j W_ij decode(payload_j), own message included."""
-    like = jax.eval_shape(lambda: payload)
+    arrays, message = wire.parcels(payload, self._wants.joined)
     # All that this device has to offer: the same for each of its workers.
-    local = jax.lax.all_gather(wire.pack(payload), SLOT)
+    local = jax.lax.all_gather(arrays, SLOT)
 
-    def travel(route: Route, local: jax.Array) -> PyTree:
+    def travel(route: Route, local: list[jax.Array]) -> PyTree:
       send = jnp.asarray(route.send)[jax.lax.axis_index(AXIS)]
       received = [
-        jax.lax.ppermute(local[send[number]], AXIS, pairs)
+        [jax.lax.ppermute(array[send[number]], AXIS, pairs) for array in local]
         for number, pairs in enumerate(route.pairs)
       ]
-      everything = jnp.concatenate([local, *(row[None] for row in received)])
       row = jnp.asarray(route.weights)[self.index]
-      values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everything)
-      return jax.tree.map(lambda x: weighted(row, x), values)
+      return self._total(row, local, received, lambda arrays: decode(message(arrays)))
 
     branches = [lambda local, route=route: travel(route, local) for route in self._routes]
     return jax.lax.switch(self.round % len(branches), branches, local)
+
+  def _total(
+    self,
+    row: jax.Array,
+    local: list[jax.Array],
+    received: list[list[jax.Array]],
+    decode: Callable[[list[jax.Array]], PyTree],
+  ) -> PyTree:
+    """The messages of the own device, [k, ...], and those from others, weighted by a worker's row.
+
+    Where a device has one worker, decoded terms are added as they come, and never written.
+    """
+    if len(local[0]) == 1:
+      messages = [[array[0] for array in local], *received]
+      return weighted_sum(row, [decode(arrays) for arrays in messages])
+    everything = [
+      jnp.concatenate([own, *(other[None] for other in others)])
+      for own, *others in zip(local, *received, strict=True)
+    ]
+    return jax.tree.map(lambda x: weighted(row, x), jax.vmap(decode)(everything))
 
   def mean(self, payload: PyTree, decode: Callable[[PyTree], PyTree] | None = None) -> PyTree:
     """The average over all workers of decode(payload_j), added in the dtype that travels."""
     if decode is None:
       jax.tree.map(check_floating, payload)
       return jax.tree.map(lambda x: jax.lax.pmean(x, (AXIS, SLOT)), payload)
-    like = jax.eval_shape(lambda: payload)
-    local = jax.lax.all_gather(wire.pack(payload), SLOT)
-    everyone = jax.lax.all_gather(local, AXIS, tiled=True)
-    values = jax.vmap(lambda buffer: decode(wire.unpack(buffer, like)))(everyone)
+    arrays, message = wire.parcels(payload, self._wants.joined)
+    everyone = jax.lax.all_gather(jax.lax.all_gather(arrays, SLOT), AXIS, tiled=True)
+    values = jax.vmap(lambda arrays: decode(message(arrays)))(everyone)
     share = jnp.full(self._num_workers, 1 / self._num_workers)
     return jax.tree.map(lambda x: weighted(share, x), values)
 
@@ -155,12 +173,13 @@ class ShardedNetwork:
 def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callable[..., Any]:
   """`function(*args, net)` of one worker, for the round, `observed` and stacked arguments."""
   k = topology.num_workers // mesh.size
-  plan = routes(topology, mesh.size)
+  plan, wants = routes(topology, mesh.size), platforms.of(mesh.devices.flat[0])
 
   def on_device(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
     def one(*args: Any) -> Any:
       index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
-      return function(*args, ShardedNetwork(plan, topology.num_workers, index, round, observed))
+      net = ShardedNetwork(plan, topology.num_workers, wants, index, round, observed)
+      return function(*args, net)
 
     return jax.vmap(one, axis_name=SLOT, axis_size=k)(*args)
 

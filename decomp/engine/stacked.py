@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from decomp.base import Change, PyTree, Shared
+from decomp.engine import platforms
 from decomp.topology import Topology
 
 AXIS = 'worker'
@@ -51,13 +52,18 @@ class Mixer(NamedTuple):
 
 
 def mixer(topology: Topology) -> Mixer:
-  """The cheaper of a matrix product and a sum over permutations.
+  """A matrix product or a sum over permutations, as the platform likes it."""
+  makers = {True: _dense, False: _sparse}
+  size = topology.num_workers, topology.degree
+  mixers = {dense: makers[dense](topology) for dense in {w.product(*size) for w in platforms.ALL}}
 
-  In passes over memory, measured on CPUs: a product with W costs about 4 + n/8, a sum over K
-  permutations about K + 1.
-  """
-  dense = topology.degree + 1 > 4 + topology.num_workers / 8
-  return _dense(topology) if dense else _sparse(topology)
+  def mix(rows: Any, round: Any, payload: PyTree, decode: Callable[[PyTree], PyTree]) -> PyTree:
+    def on(dense: bool) -> Callable[[PyTree], PyTree]:
+      return lambda payload: mixers[dense].mix(rows[dense], round, payload, decode)
+
+    return platforms.dependent(lambda wants: wants.product(*size), on, payload)
+
+  return Mixer({dense: one.weights for dense, one in mixers.items()}, mix)
 
 
 def _dense(topology: Topology) -> Mixer:
@@ -81,13 +87,7 @@ def _sparse(topology: Topology) -> Mixer:
       for sources in rounds[number].sources
     ]
 
-    def total(*values: jax.Array) -> jax.Array:
-      check_floating(values[0])
-      weights = row.astype(_accumulator(values[0]))
-      terms = [w * x.astype(weights.dtype) for w, x in zip(weights, values, strict=True)]
-      return sum(terms[1:], terms[0]).astype(values[0].dtype)
-
-    return jax.tree.map(total, *[decode(message) for message in (payload, *received)])
+    return weighted_sum(row, [decode(message) for message in (payload, *received)])
 
   def mix(rows: Any, round: Any, payload: PyTree, decode: Callable[[PyTree], PyTree]) -> PyTree:
     branches = [
@@ -159,6 +159,18 @@ def weighted(row: jax.Array, everyone: jax.Array) -> jax.Array:
     row.astype(kind), everyone.astype(kind), axes=1, precision=jax.lax.Precision.HIGHEST
   )
   return total.astype(everyone.dtype)
+
+
+def weighted_sum(row: jax.Array, values: list[PyTree]) -> PyTree:
+  """The same of one value after another, which need not be written before they are added."""
+
+  def total(*values: jax.Array) -> jax.Array:
+    check_floating(values[0])
+    weights = row.astype(_accumulator(values[0]))
+    terms = [w * x.astype(weights.dtype) for w, x in zip(weights, values, strict=True)]
+    return sum(terms[1:], terms[0]).astype(values[0].dtype)
+
+  return jax.tree.map(total, *values)
 
 
 def check_floating(x: Any) -> None:

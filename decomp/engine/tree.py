@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from decomp.base import Compressor, Info, Network, PyTree
+from decomp.engine import platforms
 from decomp.engine.cpu import keys
 from decomp.engine.cpu.loops import folded, largest, once
 
@@ -58,7 +60,10 @@ def compress(
       return value
 
   def encode(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[PyTree]:
-    return [encode_leaf(k, leaf) for k, leaf in zip(leaf_keys, leaves, strict=True)]
+    def on(stacked: int) -> Callable[..., list[PyTree]]:
+      return lambda *args: _each(encode_leaf, stacked, *args)
+
+    return platforms.dependent(lambda wants: wants.stacked, on, leaf_keys, leaves)
 
   def decode(payload: list[PyTree]) -> PyTree:
     values = [decode_leaf(p, like) for p, like in zip(payload, shapes, strict=True)]
@@ -77,6 +82,29 @@ def compress(
   payload = once(encode, leaf_keys, leaves)
   info = diagnose(payload) if net is None else _if_observed(net, diagnose, payload)
   return Message(payload, decode, decode(payload), info)
+
+
+def _each(
+  encode: Callable[[jax.Array, jax.Array], PyTree],
+  stacked: int,
+  leaf_keys: jax.Array,
+  leaves: list[jax.Array],
+) -> list[PyTree]:
+  """encode(key, leaf) of all leaves; those alike, and of at most so many elements, as one."""
+  groups: dict[Any, list[int]] = {}
+  for number, leaf in enumerate(leaves):
+    alone = number if leaf.size > stacked else None
+    groups.setdefault((leaf.shape, leaf.dtype, alone), []).append(number)
+  found: dict[int, PyTree] = {}
+  for group in groups.values():
+    if len(group) == 1:
+      found[group[0]] = encode(leaf_keys[group[0]], leaves[group[0]])
+      continue
+    stack = jnp.stack([leaves[number] for number in group])
+    payloads = jax.vmap(encode)(leaf_keys[np.array(group)], stack)
+    for row, number in enumerate(group):
+      found[number] = jax.tree.map(lambda x, row=row: x[row], payloads)
+  return [found[number] for number in range(len(leaves))]
 
 
 def exact(tree: PyTree, net: Network) -> Info:

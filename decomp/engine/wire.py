@@ -6,6 +6,7 @@ are the sizes of these buffers.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,34 +32,52 @@ def pack_bits(codes: jax.Array, width: int) -> jax.Array:
   >>> pack_bits(jnp.array([1, 2, 3, 4, 5]), 4)
   Array([65, 82,  3], dtype=uint8)
   """
-  codes = codes.reshape(-1).astype(jnp.uint32)
   fields = []
   for part, shift in _parts(width):
-    per_byte = 8 // part
     field = ((codes >> shift) & (2**part - 1)).astype(jnp.uint8)
-    field = jnp.pad(field, (0, -field.size % per_byte)).reshape(per_byte, -1)
-    packed = field[0]
-    for row in range(1, per_byte):
-      packed |= field[row] << (part * row)
-    fields.append(packed)
+    packed, *others = _cut(field, 8 // part)
+    for row, other in enumerate(others, 1):
+      packed |= other << (part * row)
+    fields.append(packed.reshape(-1))
   return jnp.concatenate(fields)
 
 
-def unpack_bits(packed: jax.Array, width: int, count: int) -> jax.Array:
-  """Undoes `pack_bits`: uint32 codes, `count` of them.
+def unpack_bits(packed: jax.Array, width: int, shape: int | tuple[int, ...]) -> jax.Array:
+  """Undoes `pack_bits`: codes of this shape, uint8 up to 8 bits and uint32 beyond.
 
   >>> unpack_bits(jnp.array([65, 82, 3], jnp.uint8), 4, 5)
-  Array([1, 2, 3, 4, 5], dtype=uint32)
+  Array([1, 2, 3, 4, 5], dtype=uint8)
   """
-  codes, start = jnp.zeros(count, jnp.uint32), 0
+  shape = (shape,) if isinstance(shape, int) else shape
+  kind = jnp.uint8 if width <= 8 else jnp.uint32
+  codes, start = jnp.zeros(shape, kind), 0
   for part, shift in _parts(width):
-    per_byte = 8 // part
-    size = math.ceil(count / per_byte)
-    field = packed[start : start + size]
-    rows = [(field >> (part * row)) & (2**part - 1) for row in range(per_byte)]
-    codes |= jnp.concatenate(rows)[:count].astype(jnp.uint32) << shift
-    start += size
+    rows = _cut_shape(shape, 8 // part)
+    end = start + math.prod(rows)
+    field = packed[start:end].reshape(rows)
+    fields = [(field >> (part * row)) & (2**part - 1) for row in range(8 // part)]
+    whole = fields[0] if part == 8 else jnp.concatenate(fields).reshape(-1)[: math.prod(shape)]
+    codes, start = codes | (whole.reshape(shape).astype(kind) << shift), end
   return codes
+
+
+def _cut_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+  """The shape of each of `count` equal runs of an array's elements in order.
+
+  Rows stay whole where they can, so that nothing has to be laid out anew.
+  """
+  for axes in (1, len(shape) - 1):
+    if 0 < axes < len(shape) and math.prod(shape[:axes]) % count == 0:
+      return (math.prod(shape[:axes]) // count, *shape[axes:])
+  return (-(-math.prod(shape) // count),)
+
+
+def _cut(x: jax.Array, count: int) -> list[jax.Array]:
+  """An array's elements in order, in `count` equal runs, the last one filled up with zeros."""
+  rows = _cut_shape(x.shape, count)
+  if len(rows) == 1:
+    x = jnp.pad(x.reshape(-1), (0, count * rows[0] - x.size))
+  return list(x.reshape(count, *rows))
 
 
 def pack(tree: PyTree) -> jax.Array:
@@ -81,6 +100,50 @@ def unpack(buffer: jax.Array, like: PyTree) -> PyTree:
     for leaf, size, end in zip(leaves, sizes, ends, strict=True)
   ]
   return jax.tree.unflatten(treedef, pieces)
+
+
+def parcels(
+  tree: PyTree, joined: int | None
+) -> tuple[list[jax.Array], Callable[[list[jax.Array]], PyTree]]:
+  """The arrays that a message travels as, and the way back.
+
+  Args:
+    tree: the message.
+    joined: leaves of at most so many bytes travel in one array for each size of their elements,
+      and larger ones as they are; None: all leaves as one vector of bytes.
+
+  >>> arrays, message = parcels({'scale': jnp.float32(1.0), 'codes': jnp.zeros(9, jnp.uint8)}, 8)
+  >>> [array.shape for array in arrays], message(arrays)['scale']
+  ([(9,), (1,)], Array(1., dtype=float32))
+  """
+  like = jax.eval_shape(lambda: tree)
+  if joined is None:
+    return [pack(tree)], lambda arrays: unpack(arrays[0], like)
+  leaves, treedef = jax.tree.flatten(tree)
+  groups: dict[Any, list[int]] = {}  # the leaves of each array
+  for number, leaf in enumerate(leaves):
+    alone = _leaf_size(leaf) > joined
+    groups.setdefault(number if alone else f'uint{8 * _itemsize(leaf.dtype)}', []).append(number)
+
+  def outward(group: Any, members: list[int]) -> jax.Array:
+    if group == members[0]:
+      return leaves[group]
+    return jnp.concatenate([_as(leaves[number], group).reshape(-1) for number in members])
+
+  def back(arrays: list[jax.Array]) -> PyTree:
+    found: dict[int, jax.Array] = {}
+    for array, (group, members) in zip(arrays, groups.items(), strict=True):
+      start = 0
+      for number in members:
+        leaf, end = leaves[number], start + leaves[number].size
+        if group != members[0]:
+          found[number] = _as(array[start:end].reshape(leaf.shape), leaf.dtype)
+        else:
+          found[number] = array
+        start = end
+    return jax.tree.unflatten(treedef, [found[number] for number in range(len(leaves))])
+
+  return [outward(*group) for group in groups.items()], back
 
 
 def size(tree: PyTree) -> int:
@@ -112,6 +175,13 @@ def _itemsize(dtype: Any) -> int:
 
 
 _SUB_BYTE = ('int2', 'uint2', 'int4', 'uint4', 'float4_e2m1fn')
+
+
+def _as(x: jax.Array, dtype: Any) -> jax.Array:
+  """The same bits as elements of another kind of the same size."""
+  if jnp.bool_ in (x.dtype, dtype):
+    return x.astype(dtype)
+  return jax.lax.bitcast_convert_type(x, dtype)
 
 
 def _to_bytes(leaf: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from decomp.base import PyTree
-from decomp.engine import cpu
+from decomp.engine import platforms
 from decomp.engine.simulation import State
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
@@ -71,7 +71,7 @@ class Program:
     self._shapes: Any = jax.eval_shape(self._start, members, begin)
     everywhere = split = None
     device = mesh.devices.flat[0] if mesh else jax.local_devices()[0]
-    self._options = cpu.OPTIONS if device.platform == 'cpu' else None
+    self._options = platforms.of(device).options
     self._mesh = mesh
     if mesh:
       everywhere = NamedSharding(mesh, PartitionSpec())

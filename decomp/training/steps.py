@@ -253,7 +253,8 @@ def choose_mapping(
     }
     one = params, model_state, batch, jax.eval_shape(lambda: jax.random.key(0))
     everyone = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_workers, *x.shape), x.dtype), one)
-    mapping = mappings.choose(jax.grad(task.loss, has_aux=True), *everyone)
+    platform = mesh.devices.flat[0].platform if mesh else None
+    mapping = mappings.choose(jax.grad(task.loss, has_aux=True), *everyone, platform=platform)
   elif mapping == 'devices' and not mesh and num_workers % jax.local_device_count():
     raise ValueError(
       f"mapping='devices': {num_workers} workers cannot be split over {jax.local_device_count()} "

@@ -11,7 +11,7 @@ import optax
 
 import decomp
 from decomp import algorithms, compressors, data, models, tasks, topology
-from decomp.engine import cpu
+from decomp.engine import platforms
 from decomp.training.steps import Carry, Sampling, initial
 from decomp.training.train import program_of_one_run
 
@@ -23,7 +23,7 @@ def loop(step: Callable[[jax.Array, Any], Any], start: Any, steps: int) -> Calla
   """
   carry = [jax.tree.map(jnp.copy, start)]
   many = jax.jit(lambda carry: jax.lax.fori_loop(0, steps, step, carry), donate_argnums=0)
-  run = many.lower(*carry).compile(cpu.OPTIONS)
+  run = many.lower(*carry).compile(platforms.CPU.options)
 
   def program() -> Any:
     carry[0] = run(carry[0])

@@ -4,7 +4,3 @@
 random numbers there are is decided there, so that they are the same everywhere), and `convolution`
 has a gradient that stays fast inside a loop. Values are the same with or without, up to rounding.
 """
-
-OPTIONS: dict[str, str | bool] = {'xla_cpu_prefer_vector_width': '512'}
-"""Compiler options of a training loop. XLA uses half of a vector register where it could use 512
-bits: random numbers take longer."""

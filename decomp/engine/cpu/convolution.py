@@ -3,7 +3,8 @@
 Inside a loop body (``lax.scan``, ``lax.map``) XLA:CPU runs the two convolutions of the usual
 gradient in layouts that its fast kernels do not take, many times slower than outside the loop.
 :func:`conv` has a hand-written gradient whose convolutions are all NHWC/HWIO, like the forward
-one, so that workers can be scanned one after another at full speed.
+one, so that workers can be scanned one after another at full speed. On other platforms it is
+XLA's own gradient, which moves less memory there.
 """
 
 from collections.abc import Sequence
@@ -67,7 +68,14 @@ def _forward(x, kernel, strides, padding):
 
 
 def _backward(strides, padding, residuals, g):
-  x, kernel = residuals
+  def usual(x, kernel, g):
+    return jax.vjp(lambda x, kernel: _convolve(x, kernel, padding, strides), x, kernel)[1](g)
+
+  canonical = partial(_canonical, strides, padding)
+  return lax.platform_dependent(*residuals, g, cpu=canonical, default=usual)
+
+
+def _canonical(strides, padding, x, kernel, g):
   dilated = [(size - 1) * stride + 1 for size, stride in zip(g.shape[1:3], strides, strict=True)]
   flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
   low = [size - 1 - p for size, (p, _) in zip(kernel.shape[:2], padding, strict=True)]

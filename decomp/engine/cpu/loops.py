@@ -23,10 +23,16 @@ def once(function: Callable[..., PyTree], *args: Any) -> PyTree:
     function: of arrays to arrays.
     *args: pytrees of arrays; the first array of all must not be empty.
   """
-  if jax.default_backend() != 'cpu':
-    return jax.lax.optimization_barrier(function(*jax.lax.optimization_barrier(args)))
+  function = jax.jit(function)  # traced once for all platforms
   zeros = optax.tree.zeros_like(jax.eval_shape(function, *args))
-  return jax.lax.cond(_holds(jax.tree.leaves(args)[0]), function, lambda *_: zeros, *args)
+
+  def kept_apart(*args: Any) -> PyTree:
+    return jax.lax.cond(_holds(jax.tree.leaves(args)[0]), function, lambda *_: zeros, *args)
+
+  def barrier(*args: Any) -> PyTree:
+    return jax.lax.optimization_barrier(function(*args))
+
+  return jax.lax.platform_dependent(*args, cpu=kept_apart, default=barrier)
 
 
 @jax.custom_batching.custom_vmap
@@ -49,9 +55,14 @@ def pieces(x: jax.Array, count: int) -> list[jax.Array]:
   The length is a multiple of 16: where XLA splits an odd one between two cores, neither uses vector
   instructions, and the loop takes six times as long.
   """
-  length = 16 * -(-x.size // (16 * count))
+  length = piece_length(x.size, count)
   parts = [x[number * length : (number + 1) * length] for number in range(count)]
   return [jnp.pad(part, (0, length - part.size)) for part in parts]
+
+
+def piece_length(size: int, count: int) -> int:
+  """The length of `pieces` of an array of this size."""
+  return 16 * -(-size // (16 * count))
 
 
 def folded(
@@ -78,7 +89,7 @@ def folded(
 
 
 def largest(x: jax.Array) -> jax.Array:
-  """max |x_i| of a flat float32 array; 0 of an empty one, and NaN if there is one.
+  """max |x_i| of a float32 array; 0 of an empty one, and NaN if there is one.
 
   In the order of their bits, where NaN comes after infinity: XLA's maximum of floating point
   numbers loses it on CPU from some thousand elements on.
@@ -87,4 +98,8 @@ def largest(x: jax.Array) -> jax.Array:
   def bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
 
-  return jax.lax.bitcast_convert_type(folded(jnp.maximum, bits, x).max(initial=0), jnp.float32)
+  def on_cpu(x: jax.Array) -> jax.Array:
+    return folded(jnp.maximum, bits, x.reshape(-1)).max(initial=0)
+
+  most = jax.lax.platform_dependent(x, cpu=on_cpu, default=lambda x: bits(x).max(initial=0))
+  return jax.lax.bitcast_convert_type(most, jnp.float32)
