@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The compiler of TPUs, for tests on what it makes of the programs. It lies apart, so that nothing
+# else is slower or talks about TPUs; where it does not exist, those tests say so.
+TPU := $(VENV)/tpu
+LIBTPU := import importlib.metadata as m; print(next(r.split(';')[0] for r in m.requires('jax') if r.startswith('libtpu')))
 
-.PHONY: install test lint demo benchmark clean
+.PHONY: install test test-gpu-compiler lint demo benchmark clean
 .DELETE_ON_ERROR:
 
 install: $(READY)
@@ -16,8 +20,17 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[experiments,notebooks,dev]'
 	@touch $@
 
-test: lint
+$(TPU): $(READY)
+	-$(BIN)/python -m pip install --quiet --no-deps --target $@ "$$($(BIN)/python -c "$(LIBTPU)")"
+	@mkdir -p $@ && touch $@
+
+test: lint $(TPU)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The compiler of NVIDIA's GPUs takes about 6 GB.
+test-gpu-compiler: $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
+	DECOMP_COMPILER=gpu $(BIN)/python -m pytest tests/test_compilers.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

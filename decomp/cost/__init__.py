@@ -34,6 +34,7 @@ A half duplex card takes twice the seconds on the wire. Nothing overlaps with th
 
 from decomp.cost.comparing import WinnerMap, faster_where, winner_map
 from decomp.cost.links import Links, lan
+from decomp.cost.machines import Machine, machine
 from decomp.cost.measuring import fit_transport, measure_codec, measure_compute
 from decomp.cost.model import Round, communication_seconds, rounds, step_seconds, time_to_target
 from decomp.cost.targets import Reached, Target, parse_target, steps_to
@@ -45,6 +46,7 @@ __all__ = [
   'SECONDS',
   'Exchange',
   'Links',
+  'Machine',
   'Reached',
   'Round',
   'Target',
@@ -54,6 +56,7 @@ __all__ = [
   'faster_where',
   'fit_transport',
   'lan',
+  'machine',
   'measure_codec',
   'measure_compute',
   'parse_target',

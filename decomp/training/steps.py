@@ -246,7 +246,7 @@ def choose_mapping(
 ) -> tuple[str, Mesh | None]:
   """How gradients are computed, the fastest way if `mapping` is 'auto', and on which devices."""
   if mapping == 'auto':
-    params, model_state = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, start))
+    params, model_state = jax.eval_shape(lambda x: x, start)
     batch = {
       name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype)
       for name, x in task.train.items()
