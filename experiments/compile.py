@@ -11,7 +11,8 @@ takes it; what a step sends, and whether the compiled program sends exactly that
 reads and writes; kernels; how long a step takes at least. allreduce stands beside for comparison.
 Targets: 'tpu v5e:2x4' (or v4, v5p, v6e; up to v5e:16x16), 'gpu a100 x8', 'cpu x8'; --devices takes
 fewer of them, and --devices=1 simulates all workers on one. The compilers are the extras tpu and
-gpu of this package. Results go to one folder: compile.json.
+gpu of this package. Results go to one folder: compile.json, which experiments.plan
+--compiled=FILE takes the seconds of a step from.
 
 `traffic` and `kernels` count every loop once, as the compilers do. `at least` is the larger of
 traffic / memory bandwidth and operations / peak rate (float32 in full precision), by the maker's

@@ -13,7 +13,8 @@ or from numbers of steps, for any task (bytes need only its model):
 With several folders of --runs that differ in their seed, steps are means over the seeds. They may
 be off by a row of metrics, or by their standard deviation if that is more. The seconds of a
 gradient, and of a worker's other work on its messages and its model, are measured on this machine,
-unless --compute gives the former. Results go to one folder: plan.json, and winners.png with the
+unless --compute gives the former, or --compiled both: for another machine, as experiments.compile
+found them. Results go to one folder: plan.json, and winners.png with the
 fastest algorithm over a grid of bandwidths and latencies. The model is explained in decomp/cost;
 how well it predicts what experiments.studies.network_bench has measured is told by
 
@@ -61,6 +62,12 @@ COMPUTE = flags.DEFINE_string(
 )
 STRAGGLING = flags.DEFINE_float(
   'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', 0.0
+)
+COMPILED = flags.DEFINE_string(
+  'compiled',
+  None,
+  'The compile.json of experiments.compile: seconds of that machine instead of this one, at its '
+  'peak rates.',
 )
 MEASURED = flags.DEFINE_string(
   'measured', None, 'The results.json of the study network_bench, to compare the model with.'
@@ -168,8 +175,13 @@ def measure(entries: Sequence[Entry]) -> list[cost.Workload]:
   for number, entry in enumerate(entries):
     setup, graph = entry.setup, entry.setup.topology
     if number == 0 or setup is not entries[number - 1].setup:
-      compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
+      if not COMPILED.value:
+        compute = COMPUTE.value or cost.measure_compute(setup.task, setup.batch_size)
       params, _ = jax.jit(setup.task.init)(jax.random.key(0))
+    if COMPILED.value:
+      compute, codec = compiled_seconds(Path(COMPILED.value), entry.algorithm.name)
+    else:
+      codec = cost.measure_codec(entry.algorithm, graph, params)
     steps = [reached.steps for reached in entry.reached]
     deviation = statistics.stdev(steps) if len(steps) > 1 else 0.0
     work = cost.workload(
@@ -177,12 +189,25 @@ def measure(entries: Sequence[Entry]) -> list[cost.Workload]:
       graph,
       params,
       compute=cost.straggling(compute, graph.num_workers, STRAGGLING.value),
-      codec=cost.measure_codec(entry.algorithm, graph, params),
+      codec=codec,
       steps=statistics.mean(steps),
       spread=max(deviation, *(reached.row for reached in entry.reached)),
     )
     works.append(work)
   return works
+
+
+def compiled_seconds(path: Path, name: str) -> tuple[float, float]:
+  """Of a step on another machine: that of all-reduce, and what an algorithm takes beyond it."""
+  facts = read_json(path)['algorithms']
+  for needed in ('allreduce', name):
+    if needed not in facts or facts[needed]['at least'] is None:
+      raise ValueError(
+        f'--compiled={path}: knows no seconds of {needed}; run experiments.compile with '
+        f'--algorithm={needed!r} for a TPU'
+      )
+  compute, own = (facts[one]['at least'] for one in ('allreduce', name))
+  return compute, max(0.0, own - compute)
 
 
 def restore(config: Mapping[str, Any]) -> list[str]:

@@ -183,3 +183,18 @@ def test_runs_that_have_not_begun(plan, tmp_path):
   assert 'the metrics are empty' in plan.error(f'--runs={tmp_path / "runs"}')
   metrics.unlink()
   assert 'd_psgd has not been run there' in plan.error(f'--runs={tmp_path / "runs"}')
+
+
+def test_seconds_of_another_machine(plan, tmp_path):
+  """All-reduce's step is the gradient; what an algorithm takes beyond it is its codec."""
+  facts = {'allreduce': {'at least': 2e-3}, FOUR_BITS: {'at least': 5e-3}}
+  path = tmp_path / 'compile.json'
+  path.write_text(json.dumps({'algorithms': facts}))
+  own = [argument for argument in TINY if '--compute' not in argument]
+  chosen = ['--algorithm=allreduce=10', f'--algorithm={FOUR_BITS}=10']
+  plan(*own, *chosen, f'--compiled={path}', f'--output={tmp_path}')
+  first, second = json.loads((tmp_path / 'plan.json').read_text())['table']
+  assert (first['compute (ms)'], first['message and update (ms)']) == (2, 0)
+  assert (second['compute (ms)'], second['message and update (ms)']) == (2, pytest.approx(3))
+  message = plan.error(*own, '--algorithm=d_psgd=10', f'--compiled={path}')
+  assert 'knows no seconds of d_psgd' in message
