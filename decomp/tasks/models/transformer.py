@@ -18,6 +18,7 @@ class CharTransformer(nn.Module):
   heads: int
   layers: int
   length: int
+  dtype: str = 'float32'
 
   @nn.compact
   def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
@@ -27,30 +28,37 @@ class CharTransformer(nn.Module):
       raise ValueError(f"tokens have length {length}: raise the model's length={self.length}")
     start = nn.initializers.normal(0.02)
     positions = self.param('positions', start, (self.length, self.width))[:length]
-    x = nn.Embed(self.vocabulary, self.width, embedding_init=start)(tokens)
-    x = x + jnp.broadcast_to(positions, x.shape)
+    x = nn.Embed(self.vocabulary, self.width, dtype=self.dtype, embedding_init=start)(tokens)
+    x = x + jnp.broadcast_to(positions, x.shape).astype(x.dtype)
     for _ in range(self.layers):
-      x = Layer(self.heads)(x)
-    return nn.Dense(self.vocabulary)(nn.LayerNorm()(x))
+      x = Layer(self.heads, self.dtype)(x)
+    return nn.Dense(self.vocabulary)(nn.LayerNorm()(x.astype(jnp.float32)))
 
 
 class Layer(nn.Module):
   """Causal self-attention and a perceptron, each after a layer norm and beside a shortcut."""
 
   heads: int
+  dtype: str = 'float32'
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Return the representations [batch, length, width] of the next layer."""
     batch, length, width = x.shape
     mask = nn.make_causal_mask(jnp.ones((batch, length)))
-    x = x + nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=mask)
-    hidden = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x)))
-    return x + nn.Dense(width)(hidden)
+    attend = nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype)
+    x = x + attend(nn.LayerNorm(dtype=self.dtype)(x), mask=mask)
+    hidden = nn.Dense(4 * width, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
+    return x + nn.Dense(width, dtype=self.dtype)(nn.gelu(hidden))
 
 
 def char_transformer(
-  vocabulary: int, width: int = 64, heads: int = 2, layers: int = 2, length: int = 64
+  vocabulary: int,
+  width: int = 64,
+  heads: int = 2,
+  layers: int = 2,
+  length: int = 64,
+  dtype: str = 'float32',
 ) -> nn.Module:
   """Tiny causal transformer (pre-norm, learned positions, no dropout).
 
@@ -60,6 +68,7 @@ def char_transformer(
     heads: Attention heads per layer.
     layers: Number of layers.
     length: Longest sequence.
+    dtype: What layers compute in, such as 'bfloat16'; parameters and logits stay float32.
 
   Returns:
     A linen module: tokens [batch, length], integers -> logits [batch, length, vocabulary], where
@@ -73,4 +82,4 @@ def char_transformer(
   """
   if width % heads:
     raise ValueError(f'width={width} is not a multiple of heads={heads}: change one of them')
-  return CharTransformer(vocabulary, width, heads, layers, length)
+  return CharTransformer(vocabulary, width, heads, layers, length, dtype)
