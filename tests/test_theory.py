@@ -1,5 +1,7 @@
 """Verdicts before a run: their formulas against exact recursions, and verdicts against runs."""
 
+import json
+from pathlib import Path
 from typing import get_args
 
 import jax
@@ -516,6 +518,15 @@ def test_the_cells_of_the_study():
   assert not set(made) & set(held_out)
   assert str(made[0]) == 'allreduce on erdos_renyi(8, p=0.5), iid, adam(0.003)'
   assert len(cells.by_hand()) == 82
+
+
+def test_the_cells_of_rates_that_are_just_too_high():
+  """What happened is recorded for these very cells."""
+  path = Path(verdicts.__file__).parent / 'results' / 'outcomes.json'
+  known = json.loads(path.read_text())
+  found = cells.too_fast()
+  assert len(set(found)) == cells.TOO_FAST
+  assert [cell for cell in found if f'{cell}, seed 0' not in known] == []
 
 
 @pytest.mark.usefixtures('as_users_have_it')
