@@ -8,12 +8,15 @@ import inspect
 import itertools
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
 import pytest
 
 from decomp import algorithms, compressors, topology
+from decomp.base import Shared
+from decomp.engine.meter import Meter
 
 # What a required parameter of a name is tried with; values that a factory refuses are left out.
 CANDIDATES = {
@@ -29,9 +32,6 @@ CANDIDATES = {
   'consensus_rate': [0.5],
   'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
 }
-
-REPLICAS = ('choco_sgd', 'dcd_psgd', 'ecd_psgd')
-"""The algorithms that carry sums of their neighbours' messages."""
 
 COMPRESSORS = [
   compressors.stochastic_quantizer(2),
@@ -75,6 +75,18 @@ def make_algorithms(optimizer=None, compressor=None):
     'compressor': compressor or compressors.stochastic_quantizer(bits=8),
   }
   return {name: instances(getattr(algorithms, name), **parts)[0] for name in algorithms.__all__}
+
+
+def shares(algorithm):
+  """Whether its workers know values of each other, and carry sums of messages for that."""
+  net = Meter(topology.ring(3))
+  state = jax.eval_shape(lambda params: algorithm.init(params, net), jnp.zeros(4))
+  leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Shared))
+  return any(isinstance(leaf, Shared) for leaf in leaves)
+
+
+REPLICAS = tuple(name for name, made in make_algorithms().items() if shares(made))
+"""The algorithms that carry sums of their neighbours' messages."""
 
 
 def equations(jaxpr, name):

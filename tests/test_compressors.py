@@ -240,6 +240,15 @@ def test_contraction_on_gaussian_input():
   assert natural.alpha2 == pytest.approx(0.081, abs=0.003)
 
 
+@pytest.mark.parametrize('power', [-100, 70, 120])
+def test_measured_statistics_do_not_depend_on_the_size_of_the_input(power):
+  x = gaussian(4608)
+  key, compressor = jax.random.key(0), compressors.stochastic_quantizer(3)
+  expected = compressors.measure(compressor, x, key)
+  assert compressors.measure(compressor, 2.0**power * x, key) == expected
+  assert compressors.measure(compressor, 0 * x, key).alpha2 == 0
+
+
 BYTES = [
   (compressors.identity(), 4 * 1000),
   (compressors.stochastic_quantizer(8), 1000 + 4),

@@ -217,31 +217,34 @@ def test_long_runs_do_not_drift(name, graph):
 
 
 @pytest.mark.parametrize('graph', LONG_GRAPHS[:2], ids=lambda graph: graph.name)
-@pytest.mark.parametrize('carried', [False, True])
-@pytest.mark.parametrize('name', ['choco_sgd', 'dcd_psgd'])
-def test_long_runs_with_8_bits_do_not_drift(name, carried, graph):
-  """What is compressed goes to 0, and its noise with it."""
-  assert distance_after_a_long_run(name, quantizer(8), graph, carried) < 1e-4
-
-
-@pytest.mark.parametrize('graph', LONG_GRAPHS[:2], ids=lambda graph: graph.name)
 @pytest.mark.parametrize('name', REPLICAS)
 def test_carried_sums_do_not_drift(name, graph):
   assert distance_after_a_long_run(name, compressors.identity(), graph, carried=True) < 1e-4
 
 
-@pytest.mark.parametrize('carried', [False, True])
-def test_ecd_with_8_bits_is_where_its_own_error_puts_it(carried):
-  """The mean is off by sqrt((4/3) v / (n t)) / (γh): 5e-4 to 9e-4 in float64, on four graphs.
+# The noise of 8 bits on elements of up to 3.5: |x|, and the gradients at the optimum.
+NOISE = (3.5 / 127) ** 2 / 4
+KEEP_NOISE = {
+  # Errors last for t steps: sqrt((4/3) v / (n t)) / γh, at most 1.8e-3. In float64 it is 4e-4 to
+  # 9e-4, and 1.2e-3 to 2e-3 here, as 2/t of an error is by then what rounding takes from a model.
+  'ecd_psgd': (1e-4, 1.5 * (4 / 3 * NOISE / (8 * LONG)) ** 0.5 / 0.01),
+  # Noise of constant size: sqrt(v / (n (1 - (1-γh)²))) of the models, and γ of that of gradients.
+  'naive': (1e-3, 2 * (NOISE / (8 * (1 - 0.99**2))) ** 0.5),
+  'compressed_allreduce': (1e-5, 2 * 0.01 * (NOISE / (8 * (1 - 0.99**2))) ** 0.5),
+}
+"""Algorithms whose compression noise does not go to 0, with bounds of where it leaves the mean."""
 
-  That is at most 1.8e-3, with v = (max|x|/127)²/4. Float32 ends at 1.2e-3 to 1.9e-3, because after
-  10^5 steps 2/t of an error is what rounding takes from a model. (A sum carried without
-  compensation ends at 0.09.)
-  """
-  found = distance_after_a_long_run('ecd_psgd', quantizer(8), RING, carried)
-  variance = (3.5 / 127) ** 2 / 4
-  own = (4 / 3 * variance / (8 * LONG)) ** 0.5 / 0.01
-  assert 1e-4 < found < 1.5 * own
+
+@pytest.mark.parametrize('graph', LONG_GRAPHS[:2], ids=lambda graph: graph.name)
+@pytest.mark.parametrize(
+  ('name', 'carried'),
+  [(name, False) for name in algorithms.__all__] + [(name, True) for name in REPLICAS],
+)
+def test_long_runs_with_8_bits_do_not_drift(name, carried, graph):
+  """What is compressed goes to 0, and its noise with it; exceptions end where theory puts them."""
+  found = distance_after_a_long_run(name, quantizer(8), graph, carried)
+  least, most = KEEP_NOISE.get(name, (0, 1e-4))
+  assert least <= found < most
 
 
 # Exact gradients: where everyone ends

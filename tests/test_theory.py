@@ -1,5 +1,7 @@
 """Verdicts before a run: their formulas against exact recursions, and verdicts against runs."""
 
+import json
+from pathlib import Path
 from typing import get_args
 
 import jax
@@ -396,6 +398,30 @@ def test_no_theorem_covers_adam_or_workers_that_differ():
   assert 'workers differ' in found[2].reason
 
 
+@pytest.mark.parametrize('make', [algorithms.d_psgd, algorithms.compressed_allreduce])
+def test_shapes_alone_promise_nothing_of_a_graph_or_of_adam(make):
+  """Neither how much workers differ is known, nor does a theorem cover Adam on like workers."""
+  compressor = [quantizer(8)] if make is algorithms.compressed_allreduce else []
+  graph = topology.torus(4, 4)
+  found = {
+    optimizer: theory.preflight(make(optimizer, *compressor), graph, PARAMS)
+    for optimizer in (SGD, optax.adam(0.003))
+  }
+  assert [one.verdict for one in found.values()] == ['likely', 'likely']
+  assert ['not linear' in one.reason for one in found.values()] == [False, True]
+  assert 'how much workers differ' in found[SGD].reason
+
+
+def test_shapes_alone_are_enough_for_exact_means():
+  exact = algorithms.compressed_allreduce(SGD, compressors.identity())
+  for algorithm in (algorithms.allreduce(SGD), exact):
+    assert theory.preflight(algorithm, RING, PARAMS).verdict == 'converges'
+  adam = algorithms.allreduce(optax.adam(0.003))
+  assert theory.preflight(adam, RING, PARAMS).verdict == 'likely'
+  alone = topology.complete(1)
+  assert theory.preflight(algorithms.d_psgd(SGD), alone, PARAMS).verdict == 'converges'
+
+
 def ratio(algorithm, **changes):
   return algorithm.theory.judge(evidence(**changes)).numbers['noise ratio']
 
@@ -492,6 +518,38 @@ def test_the_cells_of_the_study():
   assert not set(made) & set(held_out)
   assert str(made[0]) == 'allreduce on erdos_renyi(8, p=0.5), iid, adam(0.003)'
   assert len(cells.by_hand()) == 82
+
+
+def test_the_cells_of_rates_that_are_just_too_high():
+  """What happened is recorded for these very cells."""
+  path = Path(verdicts.__file__).parent / 'results' / 'outcomes.json'
+  known = json.loads(path.read_text())
+  found = cells.too_fast()
+  assert len(set(found)) == cells.TOO_FAST
+  assert [cell for cell in found if f'{cell}, seed 0' not in known] == []
+
+
+@pytest.mark.usefixtures('as_users_have_it')
+@pytest.mark.parametrize(
+  ('call', 'graph', 'likely'),
+  [
+    ('choco_sgd(top_k(0.1), consensus_rate=0.44)', 'star(10)', False),
+    ('choco_sgd(top_k(0.1), consensus_rate=0.3)', 'star(10)', False),
+    ('choco_sgd(top_k(0.1), consensus_rate=0.5)', 'ring(8)', False),
+    ('choco_sgd(sign_norm(), consensus_rate=0.5)', 'ring(8)', True),
+    ('choco_sgd(contractive(qsgd(2)), consensus_rate=0.109)', 'ring(8)', True),
+  ],
+)
+def test_first_steps_do_not_refute_that_a_consensus_rate_is_too_high(call, graph, likely):
+  """200 good steps say nothing where errors grow slowly: those not likely diverge in 1000 steps.
+
+  Rates at which the graph comes together by itself, and which only the few bits of real messages
+  speak against, are judged by the steps.
+  """
+  cell = cells.Cell(call, graph, 'iid', 'sgd(0.2)')
+  found = labs.lab(cell).judge(call)
+  assert (found.verdict == 'likely') == likely
+  assert ('consensus_rate=' in found.advice) == (not likely)
 
 
 @pytest.mark.usefixtures('as_users_have_it')

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tables import make_algorithms
 
 import decomp
 from decomp import algorithms, compressors, metrics, topology
@@ -263,17 +264,58 @@ def test_advice_after_divergence(make, advice):
 
 
 def test_all_fail_at_once():
-  """A gradient that is not finite reaches everyone before anyone's loss shows it."""
-
-  def spoilt(params, count, batch, key):
-    bad = ((batch['label'][0] == 2) & (count == 4)).astype(jnp.float32)
-    hidden = jnp.sqrt(bad * ((params - jax.lax.stop_gradient(params)) @ params))
-    return params @ params + hidden, count + 1
-
-  task = failing_task(0.0)._replace(loss=spoilt)
-  allreduce = algorithms.allreduce(optax.sgd(0.1))
-  with pytest.warns(RuntimeWarning, match=r'step \d: .* is nan.*\(4 of 4 at once: a gradient or'):
+  """A model that is not finite reaches everyone by all-reduce, before anyone's loss shows it."""
+  task = failing_task(0.0)._replace(loss=lambda params, count, batch, key: (params @ params, count))
+  allreduce = algorithms.allreduce(optax.sgd(1e30))
+  with pytest.warns(RuntimeWarning, match=r'step \d: .* is (nan|inf).*\(4 of 4 at once: a grad'):
     decomp.train(task, allreduce, topology.ring(4), 9, 1, shards='by_label', eval_every=9)
+
+
+def spoilt_task(step, worker):
+  """The gradient of one worker is NaN in one step, from 1, while its loss is finite."""
+  labels = np.arange(8, dtype=np.int32)
+
+  def loss(params, count, batch, key):
+    bad = ((batch['label'][0] == worker) & (count == step - 1)).astype(jnp.float32)
+    change = params - jax.lax.stop_gradient(params)
+    return params @ params + jnp.sqrt(bad * (change @ change)), count + 1
+
+  return decomp.Task(
+    'spoilt',
+    lambda key: (jnp.ones(2), jnp.int32(0)),
+    loss,
+    lambda params, count, batch: {'loss': (params @ params)[None]},
+    {'label': labels},
+    {'label': labels[:1]},
+  )
+
+
+@pytest.mark.parametrize('name', algorithms.__all__)
+def test_a_gradient_that_is_not_finite_is_reported_at_once(name):
+  """Though the loss of its worker is finite, and others have no finite loss either a step later."""
+  algorithm = make_algorithms(optax.sgd(0.1))[name]
+  said = 'diverged at step 7: the gradient of worker 3 is not finite, and its loss is '
+  with pytest.warns(RuntimeWarning, match=said):
+    history = decomp.train(
+      spoilt_task(7, 3), algorithm, topology.ring(8), 20, 1, shards='by_label', eval_every=20
+    )
+  assert int(history.state.round) == 7
+
+
+def test_an_optimizer_may_leave_out_what_is_not_finite():
+  optimizer = optax.apply_if_finite(optax.sgd(0.1), 3)
+  algorithm = algorithms.d_psgd(optimizer)
+  history = decomp.train(spoilt_task(7, 3), algorithm, topology.ring(8), 20, 1, shards='by_label')
+  assert history.diverged is None
+
+
+def test_whose_leaves_are_finite():
+  """As far as one looks: at small leaves, or at the smallest."""
+  small, big = np.zeros((3, 2, 5)), np.zeros((3, arithmetic.CHECKED + 1))
+  small[1, 0, 3], big[2, 7] = np.nan, np.inf
+  assert arithmetic.finite({'a': small, 'b': big}).tolist() == [True, False, True]
+  assert arithmetic.finite([big]).tolist() == [True, True, False]
+  assert arithmetic.finite(np.array([1, -np.inf, 2])).tolist() == [True, False, True]
 
 
 def test_models_that_scatter_stop_the_run_at_the_next_row():
@@ -281,14 +323,19 @@ def test_models_that_scatter_stop_the_run_at_the_next_row():
   labels = np.arange(4, dtype=np.int32)
 
   def loss(params, state, batch, key):
-    away = 1e30 * batch['label'][0].astype(jnp.float32)
+    away = 3e37 * batch['label'][0].astype(jnp.float32)
     return away * (params - jax.lax.stop_gradient(params)).sum(), state
 
   def evaluate(params, state, batch):
     return {'loss': jnp.zeros(1)}
 
   task = decomp.Task(
-    'away', lambda key: (jnp.ones(2), ()), loss, evaluate, {'label': labels}, {'label': labels[:1]}
+    'away',
+    lambda key: (jnp.ones(100), ()),
+    loss,
+    evaluate,
+    {'label': labels},
+    {'label': labels[:1]},
   )
 
   def make(learning_rate):
@@ -470,6 +517,16 @@ def test_metrics_over_workers():
   np.testing.assert_allclose(mean['b'], 2)
   np.testing.assert_allclose(metrics.consensus_distance(params), 3.0)  # both are (1, 2, 2) away
   np.testing.assert_allclose(metrics.gradient_norm(params), np.sqrt(4 + 16 + 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize('size', [1e30, 1e-30])
+def test_distances_that_have_no_squares_in_float32(size):
+  params = size * jnp.array([[1.0, 2.0, 0.0], [3.0, 6.0, 4.0]])
+  np.testing.assert_allclose(metrics.consensus_distance(params), 3 * size, rtol=1e-6)
+  np.testing.assert_allclose(metrics.gradient_norm(params), 24**0.5 * size, rtol=1e-6)
+  for spoilt in (jnp.inf, jnp.nan):
+    assert not jnp.isfinite(metrics.consensus_distance(params.at[0, 1].set(spoilt)))
+  assert metrics.consensus_distance(0 * params) == 0
 
 
 def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """What a compressor does to real input."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -33,18 +34,21 @@ def measure(compressor: Compressor, x: PyTree, key: jax.Array, samples: int = 64
   Measurement(alpha2=0.36, bias=0.6, bytes_per_element=1.25)
   """
   x = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.float32), x)
+  # Squares of what is divided by the power of two at the largest element stay in range.
+  largest = max(float(jnp.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(x))
+  unit = 2.0 ** -min(max(math.frexp(largest)[1], -126), 126)
 
   @jax.jit
   def run(x: PyTree, keys: jax.Array) -> tuple[PyTree, jax.Array]:
     def draw(total: tuple[PyTree, jax.Array], key: jax.Array) -> tuple[Any, None]:
-      error = optax.tree.sub(tree.compress(compressor, key, x).value, x)
+      error = tree.scale(unit, optax.tree.sub(tree.compress(compressor, key, x).value, x))
       sums, squares = total
       return (optax.tree.add(sums, error), squares + optax.tree.norm(error, squared=True)), None
 
     return jax.lax.scan(draw, (optax.tree.zeros_like(x), jnp.float32(0)), keys)[0]
 
   sums, squares = run(x, jax.random.split(key, samples))
-  norm = float(optax.tree.norm(x))
+  norm = float(optax.tree.norm(tree.scale(unit, x)))
   payload = jax.eval_shape(
     lambda key: [compressor.encode(key, leaf) for leaf in jax.tree.leaves(x)], key
   )

@@ -11,11 +11,11 @@ from decomp.topology import Topology
 Verdict = Literal['converges', 'likely', 'unknown', 'at risk', 'will stall', 'will diverge']
 """What `decomp.theory.preflight` expects of a run, from best to worst.
 
-'converges': a theorem's condition holds. 'likely': no theorem, but what is known speaks for it: an
-estimate of what compression adds is well below the noise of the gradients, or the first steps do as
-well as all-reduce. 'unknown': no theory covers it. 'at risk': too close to call.
-'will stall': the run stays well above what full precision reaches. 'will diverge': errors outgrow
-averaging.
+'converges': a theorem's condition holds. 'likely': no theorem, or too little is known to say that
+its condition holds, but what is known speaks for it: an estimate of what compression adds is well
+below the noise of the gradients, or the first steps do as well as all-reduce. 'unknown': no theory
+covers it. 'at risk': too close to call. 'will stall': the run stays well above what full precision
+reaches. 'will diverge': errors outgrow averaging.
 """
 
 

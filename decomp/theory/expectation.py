@@ -24,6 +24,7 @@ from decomp.theory.estimation import (
   compare,
   estimate,
   gaussian_alpha2,
+  is_linear,
   try_out,
 )
 from decomp.theory.evidence import Evidence, Finding, Pilot, Problem, Verdict
@@ -130,7 +131,7 @@ def preflight(
     reason = f'{algorithm.name} does not say when it converges'
     found = Finding('unknown', reason, 'give it a theory=decomp.theory.Theory(...)')
   else:
-    found = _covered(theory.judge(evidence), algorithm, problem)
+    found = _covered(theory.judge(evidence), algorithm, evidence)
   if tried:
     found = _seen(found, tried)
   numbers = {'rho': topology.rho, 'mu': topology.mu, 'spectral gap': topology.spectral_gap}
@@ -181,17 +182,21 @@ def _gather(
   return Evidence(topology, steps, alpha2, message_norm, size, problem), seen
 
 
-def _covered(found: Finding, algorithm: Algorithm, problem: Problem | None) -> Finding:
-  """'likely' instead of 'converges' for what the theorems are not about.
+def _covered(found: Finding, algorithm: Algorithm, evidence: Evidence) -> Finding:
+  """'likely' instead of 'converges' for what the theorems are not about, or may not be.
 
   They need updates that are linear in the gradients, and, with a constant step size on a graph,
-  workers whose gradients differ by no more than their noise.
+  workers whose gradients differ by no more than their noise: of that shapes tell nothing.
   """
-  if found.verdict != 'converges' or problem is None:
+  theory, problem = algorithm.theory, evidence.problem
+  if found.verdict != 'converges' or theory is None:
     return found
-  if not problem.linear:
+  among_others = evidence.topology.num_workers > 1
+  if not (is_linear(theory.optimizer) if problem is None else problem.linear):
     why = 'no theorem covers an optimizer that is not linear in the gradient'
-  elif algorithm.needs.connected and problem.heterogeneity > problem.noise:
+  elif problem is None and among_others and (algorithm.needs.connected or evidence.alpha2 > 0):
+    why = 'shapes do not tell how much workers differ'
+  elif problem and algorithm.needs.connected and problem.heterogeneity > problem.noise:
     why = f'workers differ: ζ = {problem.heterogeneity:.2g} beside σ = {problem.noise:.2g}'
   else:
     return found

@@ -72,13 +72,16 @@ def explain(history: History, losses: np.ndarray, failed: np.ndarray) -> str | N
 
   Args:
     history: with the row of this step.
-    losses: each worker's, the first bad one where there was one.
-    failed: the step at which it was bad; 0 where all is well.
+    losses: each worker's, that of the step where it failed if it did.
+    failed: the step in which its loss or gradient was bad; 0 where all is well.
   """
   if failed.any():
     step, start = failed[failed > 0].min(), history[0].get('test_loss', math.nan)
     bad = np.flatnonzero(failed == step)
     worst = bad[np.argmax(np.where(np.isfinite(losses[bad]), losses[bad], np.inf))]
+    if -np.inf < losses[worst] < limit(history):
+      what = f'the gradient of worker {worst} is not finite, and its loss is {losses[worst]:.4g}'
+      return f'diverged at step {step}: {what}'
     what = f'the loss of worker {worst} is {losses[worst]:.4g}, and the run began at {start:.4g}'
     if len(bad) > 1 and not np.isfinite(losses[worst]):
       what += f' ({len(bad)} of {len(failed)} at once: a gradient or message before was not finite)'

@@ -1,8 +1,8 @@
 """One run's arithmetic: a step of all workers, and the metrics of a row.
 
-The carry of a step notes what a row of metrics needs, and the very step where a worker's loss is no
-longer finite or explodes. Everything random is a function of (seed, step, worker), so the carry is
-all a checkpoint holds.
+The carry of a step notes what a row of metrics needs, and the very step where a worker's loss or
+gradient is no longer finite, or the loss explodes. Everything random is a function of (seed, step,
+worker), so the carry is all a checkpoint holds.
 """
 
 import functools
@@ -27,6 +27,8 @@ from decomp.training.evaluation import Batched
 
 OBSERVED = 8
 """Diagnostics of messages take time: every so many steps are enough."""
+CHECKED = 4096
+"""Gradients are checked in leaves of up to so many elements, or in the smallest: see `finite`."""
 
 
 class Totals(NamedTuple):
@@ -55,8 +57,8 @@ class Carry(NamedTuple):
     state: the algorithm's, of all workers.
     model_state: leaves [n, ...].
     totals: since the last row.
-    losses: each worker's last loss, or the first bad one, [n].
-    failed: the number of steps after which it was bad, [n]; 0 as long as all is well.
+    losses: each worker's last loss, or that of the step where it failed, [n].
+    failed: the step in which its loss or gradient was bad, from 1, [n]; 0 as long as all is well.
   """
 
   state: State
@@ -161,7 +163,9 @@ class Steps:
       gradient_norm,
     )
     well = carry.failed == 0
-    bad = well & ~below(losses, limit)
+    # Unless the optimizer leaves out what is not finite, as optax.apply_if_finite does.
+    spoilt = ~finite(grads) & ~finite(state.params)
+    bad = well & (spoilt | ~below(losses, limit))
     return Carry(
       state,
       model_state,
@@ -277,6 +281,22 @@ def _no_totals(num_workers: int) -> Totals:
 def below(losses: Any, limit: Any) -> Any:
   """Which losses are finite and below `limit`; NaN compares false."""
   return (losses > -np.inf) & (losses < limit)
+
+
+def finite(tree: PyTree) -> jax.Array:
+  """Whose leaves [n, ...] are finite, [n], as far as one looks.
+
+  That is at leaves of up to `CHECKED` elements a worker, or at the smallest if there are none. To
+  look at all takes 1.4 to 1.6 times as long a step of 64 MLPs (784-256-10), and this no time that
+  could be measured, there or with ResNet-8. What is not finite in a network's gradients comes by
+  way of activations, whose gradients add up to those of biases. What reaches large leaves only is
+  found a step later, by the loss.
+  """
+  leaves = jax.tree.leaves(tree)
+  n = len(leaves[0])
+  most = max(CHECKED, min(leaf.size // n for leaf in leaves))
+  small = [leaf.reshape(n, -1) for leaf in leaves if leaf.size // n <= most]
+  return functools.reduce(jnp.logical_and, [jnp.isfinite(leaf).all(1) for leaf in small])
 
 
 def _reported(info: Any, field: str) -> jax.Array:

@@ -1,1 +1,1 @@
-"""One rule for each algorithm: when it converges. An algorithm without one is 'at risk'."""
+"""One rule for each algorithm: when it converges. Of an algorithm without one nothing is known."""

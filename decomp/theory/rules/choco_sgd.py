@@ -114,10 +114,11 @@ def _judge(evidence: Evidence, compressor: Compressor, rate: float) -> Finding:
   numbers = {'contraction': delta, 'proven rate': proven, 'recommended rate': stable, 'lag': lag}
   reason = f'with the contraction δ = {delta:.3g} consensus rates up to about {stable:.2g} work'
   if rate > stable:
-    limit = 2 * SAFETY * tried(graph, compressor, evidence.size)
-    verdict: Verdict = 'at risk' if rate < limit else 'will diverge'
+    largest = tried(graph, compressor, evidence.size)
+    verdict: Verdict = 'at risk' if rate < 2 * SAFETY * largest else 'will diverge'
     advice = f'use consensus_rate={_down(stable)}' if stable else 'use less compression'
-    return Finding(verdict, reason, advice, numbers)
+    # Just above the largest rate errors grow too slowly for first steps to show it.
+    return Finding(verdict, reason, advice, numbers, late=not bounded and rate > largest)
   if lag > SAFETY:
     reason = f'workers, which differ, learn {lag:.2g} times as fast as they come to agree'
     advice = f'use a consensus_rate up to {stable:.2g}, a denser graph or smaller steps'
