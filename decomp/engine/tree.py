@@ -60,10 +60,10 @@ def compress(
       return value
 
   def encode(leaf_keys: jax.Array, leaves: list[jax.Array]) -> list[PyTree]:
-    def on(stacked: int) -> Callable[..., list[PyTree]]:
-      return lambda *args: _each(encode_leaf, stacked, *args)
+    def on(limits: tuple[int, float]) -> Callable[..., list[PyTree]]:
+      return lambda *args: _each(encode_leaf, *limits, *args)
 
-    return platforms.dependent(lambda wants: wants.stacked, on, leaf_keys, leaves)
+    return platforms.dependent(lambda wants: (wants.stacked, wants.looped), on, leaf_keys, leaves)
 
   def decode(payload: list[PyTree]) -> PyTree:
     values = [decode_leaf(p, like) for p, like in zip(payload, shapes, strict=True)]
@@ -87,21 +87,22 @@ def compress(
 def _each(
   encode: Callable[[jax.Array, jax.Array], PyTree],
   stacked: int,
+  looped: float,
   leaf_keys: jax.Array,
   leaves: list[jax.Array],
 ) -> list[PyTree]:
-  """encode(key, leaf) of all leaves; those alike, and of at most so many elements, as one."""
+  """encode(key, leaf) of all leaves; those alike as one, or in a loop: see `platforms.Wants`."""
   groups: dict[Any, list[int]] = {}
   for number, leaf in enumerate(leaves):
-    alone = number if leaf.size > stacked else None
-    groups.setdefault((leaf.shape, leaf.dtype, alone), []).append(number)
+    groups.setdefault((leaf.shape, leaf.dtype), []).append(number)
   found: dict[int, PyTree] = {}
   for group in groups.values():
-    if len(group) == 1:
-      found[group[0]] = encode(leaf_keys[group[0]], leaves[group[0]])
+    small = leaves[group[0]].size <= stacked
+    if len(group) == 1 or not (small or len(group) >= looped):
+      found |= {number: encode(leaf_keys[number], leaves[number]) for number in group}
       continue
-    stack = jnp.stack([leaves[number] for number in group])
-    payloads = jax.vmap(encode)(leaf_keys[np.array(group)], stack)
+    rows = leaf_keys[np.array(group)], jnp.stack([leaves[number] for number in group])
+    payloads = jax.vmap(encode)(*rows) if small else jax.lax.map(lambda row: encode(*row), rows)
     for row, number in enumerate(group):
       found[number] = jax.tree.map(lambda x, row=row: x[row], payloads)
   return [found[number] for number in range(len(leaves))]

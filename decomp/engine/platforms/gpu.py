@@ -18,4 +18,5 @@ GPU = Wants(
   # Every collective and every copy is a kernel to launch: few of them.
   joined=1 << 20,
   stacked=(1 << 16) - 1,
+  looped=13,
 )

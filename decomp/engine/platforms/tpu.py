@@ -18,4 +18,5 @@ TPU = Wants(
   # Bytes of floats would be an array whose last axis is 4, which is padded to 128 lanes.
   joined=1 << 16,
   stacked=(1 << 16) - 1,
+  looped=13,
 )
