@@ -2,6 +2,6 @@
 
 `simulation` lifts an algorithm to all workers, `stacked` on one device or `sharded` over several.
 `tree` makes messages of whole models and `wire` makes bytes of messages; `meter` counts them.
-`mapping` lifts functions that need no messages, such as gradients. What only one platform's
-compiler wants is in a folder of that platform's name: `cpu`.
+`mapping` lifts functions that need no messages, such as gradients. `platforms` says what each
+platform's compiler wants, a file each; the tricks for XLA on CPU are in `cpu`.
 """

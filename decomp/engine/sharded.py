@@ -1,9 +1,9 @@
 """A worker's window to the others, for workers spread over devices.
 
 `jax.shard_map` runs the same per-worker code on every device of a mesh; a device with k workers
-runs them under `vmap`. Between devices travels what a real network would carry: each message packed
-into ONE uint8 vector, each vector to each device that needs it once, by `lax.ppermute`. Receivers
-decode.
+runs them under `vmap`. Between devices travels what a real network would carry, to each device that
+needs it once, by `lax.ppermute`: on CPU each message packed into ONE uint8 vector, on accelerators
+the same bytes in a few arrays (`platforms.Wants.joined`). Receivers decode.
 """
 
 import dataclasses
