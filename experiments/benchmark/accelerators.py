@@ -3,9 +3,10 @@
   python -m experiments.benchmark.accelerators
 
 compiles one step (optimizer and exchange, gradients given, no diagnostics) of each algorithm for
-eight TPU v5e with a worker on each, and for one with all eight workers, and prints a table and
-writes results/accelerators.json. Nothing is run, so that the numbers are the same on every machine
-with these versions. Loops are counted once, as the compiler does.
+eight TPU v5e with a worker on each, and for one with all eight workers. It prints a table and
+writes results/accelerators_tpu.json, or _gpu with --target='gpu a100 x8'. Nothing is run, so that
+the numbers are the same on every machine with these versions. Loops are counted once, as the
+compiler does.
 """
 
 import json
@@ -28,7 +29,7 @@ from decomp.cost import compiled
 from experiments.common import report, settings
 
 TARGET = flags.DEFINE_string('target', 'tpu v5e:2x4', 'The machine to compile for.')
-RESULTS = Path(__file__).parent / 'results' / 'accelerators.json'
+RESULTS = Path(__file__).parent / 'results'
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
         print({k: v if isinstance(v, str) else round(v, 2) for k, v in rows[-1].items()})
   report.print_table(rows, f'one step on {machine.name}, ring(8)')
   facts = {'target': machine.name, 'jax': jax.__version__, 'rows': rows}
-  RESULTS.write_text(json.dumps(facts, indent=1) + '\n')
+  path = RESULTS / f'accelerators_{TARGET.value.split()[0]}.json'
+  path.write_text(json.dumps(facts, indent=1) + '\n')
 
 
 def several() -> dict[str, decomp.Algorithm]:
