@@ -106,6 +106,24 @@ def safe_divide(x: jax.Array, scale: jax.Array) -> jax.Array:
   return jnp.where(usable, x / jnp.where(usable, scale, 1), 0)
 
 
+def rows(x: jax.Array, length: int) -> jax.Array:
+  """The elements of an array in rows of this length, the last one filled up with zeros.
+
+  There is one row at least.
+
+  >>> rows(jnp.arange(3), 2)
+  Array([[0, 1],
+         [2, 0]], dtype=int32)
+  """
+  count = max(1, -(-x.size // length))
+  return jnp.pad(x.reshape(-1), (0, count * length - x.size)).reshape(count, length)
+
+
+def from_rows(x: jax.Array, like: Any) -> jax.Array:
+  """Undoes `rows`, given an array or its shape."""
+  return x.reshape(-1)[: like.size].reshape(like.shape)
+
+
 def is_whole(value: Any) -> bool:
   """Whether it is a whole number, of Python's or NumPy's."""
   return isinstance(value, int | np.integer) and not isinstance(value, bool)

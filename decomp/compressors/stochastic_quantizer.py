@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import check_bits, check_dither, coder, is_whole, safe_divide
+from decomp.compressors.common import (
+  check_bits,
+  check_dither,
+  coder,
+  from_rows,
+  is_whole,
+  rows,
+  safe_divide,
+)
 from decomp.compressors.rounding import round_with
 from decomp.engine.cpu.loops import largest
 
@@ -55,14 +63,13 @@ def stochastic_quantizer(
     """operation(x, the step of each element)."""
     if bucket is None:
       return operation(x, step[0])
-    rows = operation(_rows(x, bucket), step[:, None])
-    return rows.reshape(-1)[: x.size].reshape(x.shape)
+    return from_rows(operation(rows(x, bucket), step[:, None]), x)
 
   def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     if bucket is None:
       step = largest(x)[None] / levels
     else:
-      step = jax.vmap(largest)(_rows(x, bucket)) / levels
+      step = jax.vmap(largest)(rows(x, bucket)) / levels
     return with_scales(safe_divide, x, step), step
 
   def code(grid: jax.Array, draws: jax.Array) -> jax.Array:
@@ -86,9 +93,3 @@ def stochastic_quantizer(
   name = f'stochastic_quantizer({arguments})'
   facts = {'unbiased': True, 'alpha2': alpha2, 'name': name}
   return coder(quantize, code, dequantize, bits, dither, **facts)
-
-
-def _rows(x: jax.Array, bucket: int) -> jax.Array:
-  """One row for each bucket, the last one filled up with zeros; at least one."""
-  count = max(1, math.ceil(x.size / bucket))
-  return jnp.pad(x.reshape(-1), (0, count * bucket - x.size)).reshape(count, bucket)
