@@ -14,11 +14,15 @@ from decomp.base import Compressor
 from decomp.compressors.common import check_bits, from_rows, rows, safe_divide
 from decomp.engine import wire
 from decomp.engine.cpu import keys
-from decomp.engine.cpu.loops import once
+from decomp.engine.cpu.loops import largest, once
 
 _ROWS = ((8, 4), (8, 8), (16, 8), (16, 16), (32, 16), (32, 32))
 """A row of 32 to 1024 elements as height and width. In a shorter one a large element would still
-show after the rotation; in a longer one the transform takes longer and saves few bytes."""
+show after the rotation; in a longer one the transform takes longer and saves few bytes.
+
+Arrays are [height, width · rows]: all rows side by side, so that loops are long, and CPUs need not
+divide to find an element.
+"""
 
 
 class Rotated(NamedTuple):
@@ -71,42 +75,61 @@ def eden(bits: int) -> Compressor:
   def encode(key: jax.Array, x: jax.Array) -> Rotated | jax.Array:
     if _as_it_is(x.size):
       return x.astype(jnp.float32)
-    draft = once(rotated, key, x)
-    return draft._replace(codes=wire.pack_bits(draft.codes, bits))
+    seed, turned, scale, unit = rotated(key, x)
+    codes = once(code, turned, unit)  # each byte is made of several codes
+    return Rotated(wire.pack_bits(codes, bits), scale, seed)
 
   def decode(payload: Rotated | jax.Array, like: Any) -> jax.Array:
     if not isinstance(payload, Rotated):
       return payload.astype(like.dtype)
-    codes = wire.unpack_bits(payload.codes, bits, _layout(like.size))
-    return restored(payload._replace(codes=codes), like)
+    height, width, count = _layout(like.size)
+    codes = wire.unpack_bits(payload.codes, bits, (height, width * count))
+    return restored(payload.seed, near(codes) * jnp.tile(payload.scale, (1, width)), like)
 
   def quick_encode(key: jax.Array, x: jax.Array) -> jax.Array:
     # What everyone decodes is computed once: to rotate takes longer than to read.
-    return x if _as_it_is(x.size) else restored(once(rotated, key, x), x)
+    if _as_it_is(x.size):
+      return x
+    seed, turned, scale, unit = rotated(key, x)
+    scale = jnp.tile(scale, (1, _layout(x.size)[1]))
+    return restored(seed, near(code(turned, unit)) * scale, x)
 
   def quick_decode(value: jax.Array, like: Any) -> jax.Array:
     return value
 
-  def rotated(key: jax.Array, x: jax.Array) -> Rotated:
+  def rotated(key: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+    """(seed, R x / max|x|, s of each row, the standard deviation of each row, `width` times)."""
     seed = jax.random.bits(key, (), jnp.uint32)
-    x = rows(x.astype(jnp.float32), math.prod(_layout(x.size))).reshape(_layout(x.size))
+    height, width, count = _layout(x.size)
+
+    def total(x: jax.Array) -> jax.Array:
+      return x.sum(0).reshape(width, count).sum(0)
+
     # Squares of large or small elements leave the range of float32; those of x / max do not.
-    most = jnp.abs(x).max((0, 2), keepdims=True)
+    x = x.astype(jnp.float32)
+    most = largest(x)
+    x = once(lambda x: rows(x, height * width).reshape(height, width * count), x)
     first, second = _signs(seed, x.shape)
-    turned = _hadamard(_flip(_hadamard(_flip(safe_divide(x, most), first)), second))
-    squares = (turned**2).sum((0, 2), keepdims=True)  # as many as before the rotation
-    unit = jnp.sqrt(squares / (x.shape[0] * x.shape[2]))
+    turned = _flip(_hadamard(_flip(safe_divide(x, most), first), width), second)
+    turned = _hadamard(turned, width)
+    squares = total(turned**2)  # as many as before the rotation
+    unit = jnp.tile(jnp.sqrt(squares / (height * width)), (1, width))
+    found = once(lambda turned, unit: near(code(turned, unit)) * turned, turned, unit)
+    scale = once(lambda *sums: most * safe_divide(*sums), squares, total(found))
+    return seed, turned, scale, unit
+
+  def restored(seed: jax.Array, turned: jax.Array, like: Any) -> jax.Array:
+    width = _layout(like.size)[1]
+    first, second = _signs(seed, turned.shape)
+    x = _flip(_hadamard(_flip(_hadamard(turned, width), second), width), first)
+    return once(lambda x: from_rows(x, like), x).astype(like.dtype)
+
+  def code(turned: jax.Array, unit: jax.Array) -> jax.Array:
+    """The number of the nearest point, its sign first."""
     codes = jnp.where(turned < 0, np.uint8(half), np.uint8(0))
     for edge in edges:
       codes += (jnp.abs(turned) > edge * unit).astype(jnp.uint8)
-    scale = most * safe_divide(squares, (near(codes) * turned).sum((0, 2), keepdims=True))
-    return Rotated(codes, scale[0, :, 0], seed)
-
-  def restored(draft: Rotated, like: Any) -> jax.Array:
-    first, second = _signs(draft.seed, draft.codes.shape)
-    turned = near(draft.codes) * draft.scale[None, :, None]
-    x = _flip(_hadamard(_flip(_hadamard(turned), second)), first)
-    return from_rows(x, like).astype(like.dtype)
+    return codes
 
   def near(codes: jax.Array) -> jax.Array:
     """The points that codes stand for."""
@@ -119,19 +142,18 @@ def eden(bits: int) -> Compressor:
     return 0.0 if _as_it_is(size) else error / (1 - error)
 
   def _layout(size: int) -> tuple[int, int, int]:
-    """(height, rows, width): elements with the same middle index are a row of height · width."""
-    count, height, width = min(
-      ((-(-size // (height * width)), height, width) for height, width in _ROWS),
+    """(height, width, rows): the elements with one last index are a row."""
+    height, width, count = min(
+      ((height, width, -(-size // (height * width))) for height, width in _ROWS),
       key=lambda layout: _bytes(*layout),
     )
-    return height, count, width
+    return height, width, count
 
-  def _bytes(count: int, height: int, width: int) -> int:
+  def _bytes(height: int, width: int, count: int) -> int:
     return wire.packed_size(count * height * width, bits) + 4 * count + 4
 
   def _as_it_is(size: int) -> bool:
-    height, count, width = _layout(size)
-    return 4 * size <= _bytes(count, height, width)
+    return 4 * size <= _bytes(*_layout(size))
 
   quick = quick_encode, quick_decode
   return Compressor(encode, decode, unbiased=True, alpha2=alpha2, quick=quick, name=f'eden({bits})')
@@ -172,14 +194,13 @@ def _signs(seed: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
 
   The elements of a column share a word. Sender and receiver draw alike however they are vmapped.
   """
-  height, count, width = shape
 
   def draw(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    numbers = jnp.arange(count * width, dtype=jnp.uint32).reshape(1, count, width)
+    numbers = jnp.arange(shape[1], dtype=jnp.uint32)
     return keys.threefry((seed, jnp.zeros_like(seed)), numbers, jnp.zeros_like(numbers))
 
-  places = jnp.arange(height, dtype=jnp.uint32)[:, None, None]
-  return [word << places for word in once(draw, seed)]
+  places = jnp.arange(shape[0], dtype=jnp.uint32)[:, None]
+  return [word[None] << places for word in once(draw, seed)]
 
 
 def _flip(x: jax.Array, signs: jax.Array) -> jax.Array:
@@ -188,13 +209,32 @@ def _flip(x: jax.Array, signs: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _hadamard(x: jax.Array) -> jax.Array:
+def _hadamard(x: jax.Array, width: int) -> jax.Array:
   """The orthonormal Hadamard transform of each row, its own inverse: products with two factors."""
-  height, count, width = x.shape
-  x = jnp.matmul(_matrix(height), x.reshape(height, -1), precision='highest')
-  x = jnp.matmul(x.reshape(-1, width), _matrix(width), precision='highest')
-  return x.reshape(height, count, width)
+  return _product(_product(x).reshape(x.shape[0], width, -1)).reshape(x.shape)
 
 
-def _matrix(length: int) -> np.ndarray:
-  return (scipy.linalg.hadamard(length) / math.sqrt(length)).astype(np.float32)
+@jax.custom_batching.custom_vmap
+def _product(x: jax.Array) -> jax.Array:
+  """H x for the Hadamard matrix H, on the last axis but one.
+
+  On CPU all other axes are batches of products: else the result would be laid out anew.
+  """
+  length = x.shape[-2]
+  matrix = (scipy.linalg.hadamard(length) / math.sqrt(length)).astype(np.float32)
+
+  def on_cpu(x: jax.Array) -> jax.Array:
+    return jnp.matmul(
+      jnp.broadcast_to(matrix, (*x.shape[:-2], length, length)), x, precision='highest'
+    )
+
+  def usual(x: jax.Array) -> jax.Array:
+    return jnp.einsum('ij,...jk->...ik', matrix, x, precision='highest')
+
+  return jax.lax.platform_dependent(x, cpu=on_cpu, default=usual)
+
+
+@_product.def_vmap
+def _product_of_all(axis_size: int, in_batched: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
+  del axis_size
+  return _product(x), in_batched[0]
