@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PyTree = Any
 """Any nesting of tuples, lists, dicts and NamedTuples with arrays as leaves."""
 
-Encode = Callable[[jax.Array, jax.Array], PyTree]
+Encode = Callable[[Any, jax.Array], PyTree]
 """(key, x) -> payload."""
 Decode = Callable[[PyTree, Any], jax.Array]
 """(payload, an array or its shape and dtype) -> x."""
@@ -46,6 +46,10 @@ class Network(Protocol):
 
   index: jax.Array
   """This worker's number, 0 to n - 1."""
+  num_workers: int
+  """n."""
+  key: jax.Array
+  """A key of this step, the same for all workers; `step` gets one of the worker's own."""
   round: jax.Array
   """The number of the current step, from 0; the same for all workers."""
   packs: bool
@@ -80,6 +84,18 @@ class Network(Protocol):
     ...
 
 
+class SharedKey(NamedTuple):
+  """Where several workers draw their dithers from, each shifted by its own part of a whole turn.
+
+  Attributes:
+    key: the same for all of them.
+    shift: this worker's, from 0 to 2**16 - 1.
+  """
+
+  key: jax.Array
+  shift: jax.Array
+
+
 class Compressor(NamedTuple):
   """A lossy code for one array.
 
@@ -93,6 +109,7 @@ class Compressor(NamedTuple):
     alpha2: d -> the least known bound on E|C(x) - x|² / |x|² over arrays of d elements, or None.
     delta: d -> the largest known δ with E|C(x) - x|² <= (1 - δ)|x|², or None.
     limit: elements beyond ±limit are clipped; infinity for compressors that scale with their input.
+    correlated: whether workers draw their dithers together; keys are then `SharedKey`s.
     quick: another pair (encode, decode) with the very same C(x), whose payload is quick to make
       rather than small; None if there is none. A simulation on one device sends no bytes.
     name: the call that made it.
@@ -104,6 +121,7 @@ class Compressor(NamedTuple):
   alpha2: Callable[[int], float] | None = None
   delta: Callable[[int], float] | None = None
   limit: float = math.inf
+  correlated: bool = False
   quick: tuple[Encode, Decode] | None = None
   name: str = 'custom compressor'
 

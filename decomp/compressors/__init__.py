@@ -1,6 +1,7 @@
 """Lossy codes for messages: each is a factory that returns a `decomp.Compressor`."""
 
 from decomp.compressors.contractive import contractive
+from decomp.compressors.correlated import correlated
 from decomp.compressors.eden import eden
 from decomp.compressors.fixed_grid import fixed_grid
 from decomp.compressors.identity import identity
@@ -16,6 +17,7 @@ from decomp.compressors.top_k import top_k
 # The factories: flags, tables and tests go by this list.
 __all__ = [
   'contractive',
+  'correlated',
   'eden',
   'fixed_grid',
   'identity',

@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from decomp.base import SharedKey
 from decomp.engine.cpu import keys
 from decomp.engine.cpu.loops import piece_length, pieces
+
+Key = jax.Array | SharedKey
 
 Rounding = Callable[[jax.Array, jax.Array], jax.Array]
 """(float32 elements, their dithers, int32 from 0 to 2**16 - 1) -> codes, element by element."""
@@ -70,23 +73,32 @@ def round_quarters(
   return [function(part, draw) for part, draw in zip(parts, draws, strict=True)]
 
 
-def dithers(key: jax.Array, count: int, dither: str) -> list[jax.Array]:
+def dithers(key: Key, count: int, dither: str) -> list[jax.Array]:
   """Random numbers from 0 to 2**16 - 1 for four quarters of `count` elements, int32."""
+  key, shifted = _drawn_with(key)
   words = DITHERS[dither](key, count)
   # Inverted: a small one rounds up, as it did when they were compared with fractions.
-  return [half.astype(jnp.int32) for word in words for half in (~word & 0xFFFF, ~word >> 16)]
+  return [shifted(half) for word in words for half in (~word & 0xFFFF, ~word >> 16)]
 
 
-def dithers_of(key: jax.Array, shape: tuple[int, ...], dither: str) -> jax.Array:
+def dithers_of(key: Key, shape: tuple[int, ...], dither: str) -> jax.Array:
   """`dithers` of the elements of an array, each where its element is."""
   size, place = math.prod(shape), jnp.zeros(shape, jnp.int32)
   for axis, length in enumerate(shape):
     place = place * length + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
   count = piece_length(size, 4)
   quarter = sum((place >= count * number).astype(jnp.int32) for number in (1, 2, 3))
+  key, shifted = _drawn_with(key)
   low, high = DITHERS[dither](key, count, (place - count * quarter).astype(jnp.uint32))
   word = ~jnp.where(quarter < 2, low, high)
-  return jnp.where(quarter % 2 == 0, word & 0xFFFF, word >> 16).astype(jnp.int32)
+  return shifted(jnp.where(quarter % 2 == 0, word & 0xFFFF, word >> 16))
+
+
+def _drawn_with(key: Key) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+  """The key to draw 16-bit numbers with, and what makes dithers, int32, of them."""
+  if not isinstance(key, SharedKey):
+    return key, lambda draws: draws.astype(jnp.int32)
+  return key.key, lambda draws: (draws.astype(jnp.int32) + key.shift) & 0xFFFF
 
 
 def join(parts: Sequence[jax.Array], size: int) -> jax.Array:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from decomp.base import Change, PyTree, Shared
@@ -20,6 +21,7 @@ class Meter:
 
   def __init__(self, topology: Topology):
     self.index = self.round = jnp.zeros((), jnp.int32)
+    self.key, self.num_workers = jax.random.key(0), topology.num_workers
     self.bytes = 0
     self.topology = topology
 

@@ -18,7 +18,15 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from decomp.base import Change, PyTree, Shared
 from decomp.engine import platforms, tree, wire
-from decomp.engine.stacked import AXIS, as_is, check_floating, latest, weighted, weighted_sum
+from decomp.engine.stacked import (
+  AXIS,
+  Moment,
+  as_is,
+  check_floating,
+  latest,
+  weighted,
+  weighted_sum,
+)
 from decomp.topology import Topology
 from decomp.topology.permutations import permutations
 
@@ -99,11 +107,12 @@ class ShardedNetwork:
   """What one of the workers of a device sees: see `decomp.base.Network`."""
 
   _routes: list[Route]
-  _num_workers: int
   _wants: platforms.Wants
+  num_workers: int
   index: jax.Array
   round: jax.Array
   observed: jax.Array
+  key: Any
   packs = True
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
@@ -152,7 +161,7 @@ class ShardedNetwork:
     arrays, message = wire.parcels(payload, self._wants.joined)
     everyone = jax.lax.all_gather(jax.lax.all_gather(arrays, SLOT), AXIS, tiled=True)
     values = jax.vmap(lambda arrays: decode(message(arrays)))(everyone)
-    share = jnp.full(self._num_workers, 1 / self._num_workers)
+    share = jnp.full(self.num_workers, 1 / self.num_workers)
     return jax.tree.map(lambda x: weighted(share, x), values)
 
   def share(self, value: PyTree) -> Shared:
@@ -171,24 +180,28 @@ class ShardedNetwork:
 
 
 def lift(function: Callable[..., Any], topology: Topology, mesh: Mesh) -> Callable[..., Any]:
-  """`function(*args, net)` of one worker, for the round, `observed` and stacked arguments."""
+  """`function(*args, net)` of one worker, for a `Moment` and stacked arguments."""
   k = topology.num_workers // mesh.size
   plan, wants = routes(topology, mesh.size), platforms.of(mesh.devices.flat[0])
 
-  def on_device(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
+  def on_device(moment: Moment, *args: Any) -> Any:
     def one(*args: Any) -> Any:
       index = jax.lax.axis_index(AXIS) * k + jax.lax.axis_index(SLOT)
-      net = ShardedNetwork(plan, topology.num_workers, wants, index, round, observed)
-      return function(*args, net)
+      return function(
+        *args,
+        ShardedNetwork(
+          plan, wants, topology.num_workers, index, moment.round, moment.observed, moment.key
+        ),
+      )
 
     return jax.vmap(one, axis_name=SLOT, axis_size=k)(*args)
 
-  def everywhere(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
+  def everywhere(moment: Moment, *args: Any) -> Any:
     stacked = PartitionSpec(AXIS)
-    specs = (PartitionSpec(), PartitionSpec(), *(stacked for _ in args))
+    specs = (PartitionSpec(), *(stacked for _ in args))
     # What the check would track is not expressible for a mix of vmap's and shard_map's axes.
     return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=stacked, check_vma=False)(
-      round, observed, *args
+      moment, *args
     )
 
   return everywhere

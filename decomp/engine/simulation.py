@@ -10,6 +10,7 @@ from decomp.base import Algorithm, PyTree, Shared
 from decomp.engine import checks, sharded, stacked
 from decomp.engine.cpu import keys
 from decomp.engine.meter import Meter
+from decomp.engine.stacked import Moment
 from decomp.topology import Topology
 
 
@@ -83,7 +84,9 @@ class Simulation:
 
       return jax.tree.map(told, workers, is_leaf=lambda x: isinstance(x, Shared))
 
-    return state._replace(workers=self._lift(one)(state.round, jnp.array(False), state.workers))
+    return state._replace(
+      workers=self._lift(one)(Moment(state.round, jnp.array(False)), state.workers)
+    )
 
   def bytes_per_step(self, params: PyTree) -> int:
     """Bytes that a worker sends in one step, to all its neighbours together.
@@ -110,19 +113,21 @@ class Simulation:
 
   def _init(self, params: PyTree) -> State:
     round = jnp.zeros((), jnp.int32)
-    return State(round, self._lift(self.algorithm.init)(round, jnp.array(False), params))
+    start = Moment(round, jnp.array(False))
+    return State(round, self._lift(self.algorithm.init)(start, params))
 
   def _step(
     self, key: jax.Array, grads: PyTree, state: State, observed: jax.Array
   ) -> tuple[State, Any]:
     checks.check_grads(grads, state.params, self.topology.num_workers)
-    own_keys = keys.fold_in(keys.fold_in(key, state.round), jnp.arange(self.topology.num_workers))
+    n, step_key = self.topology.num_workers, keys.fold_in(key, state.round)
+    moment = Moment(state.round, observed, keys.fold_in(step_key, n))  # n is nobody's number
     step = self._lift(self.algorithm.step)
-    workers, info = step(state.round, observed, own_keys, grads, state.workers)
+    workers, info = step(moment, keys.fold_in(step_key, jnp.arange(n)), grads, state.workers)
     return State(state.round + 1, workers), info
 
   def _lift(self, function: Any) -> Any:
-    """`function(*args, net)` of one worker for the round, `observed` and stacked arguments."""
+    """`function(*args, net)` of one worker, for a `Moment` and stacked arguments."""
     if self.mesh is None:
       return stacked.lift(function, self.topology)
     return sharded.lift(function, self.topology, self.mesh)

@@ -39,6 +39,20 @@ def latest(value: PyTree, message: PyTree) -> PyTree:
   return message
 
 
+class Moment(NamedTuple):
+  """What all workers know of the present step: see `decomp.base.Network`.
+
+  Attributes:
+    round: its number.
+    observed: whether anyone looks at its diagnostics.
+    key: everyone's; None at the start of a run.
+  """
+
+  round: jax.Array
+  observed: jax.Array
+  key: Any = None
+
+
 class Mixer(NamedTuple):
   """How sum_j W_ij x_j is computed.
 
@@ -104,9 +118,11 @@ class StackedNetwork:
 
   _mixer: Mixer
   _weights: PyTree
+  num_workers: int
   index: jax.Array
   round: jax.Array
   observed: jax.Array
+  key: Any
   packs = False
 
   def mix(self, payload: PyTree, decode: Callable[[PyTree], PyTree] = as_is) -> PyTree:
@@ -136,12 +152,17 @@ class StackedNetwork:
 
 
 def lift(function: Callable[..., Any], topology: Topology) -> Callable[..., Any]:
-  """`function(*args, net)` of one worker, for the round, `observed` and stacked arguments."""
+  """`function(*args, net)` of one worker, for a `Moment` and stacked arguments."""
   how = mixer(topology)
 
-  def everyone(round: jax.Array, observed: jax.Array, *args: Any) -> Any:
+  def everyone(moment: Moment, *args: Any) -> Any:
     def one(index: jax.Array, weights: PyTree, *args: Any) -> Any:
-      return function(*args, StackedNetwork(how, weights, index, round, observed))
+      return function(
+        *args,
+        StackedNetwork(
+          how, weights, topology.num_workers, index, moment.round, moment.observed, moment.key
+        ),
+      )
 
     weights = jax.tree.map(jnp.asarray, how.weights)
     indices = jnp.arange(topology.num_workers)

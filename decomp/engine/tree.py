@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from decomp.base import Compressor, Info, Network, PyTree
+from decomp.base import Compressor, Info, Network, PyTree, SharedKey
 from decomp.engine import platforms
 from decomp.engine.cpu import keys
 from decomp.engine.cpu.loops import folded, largest, once
@@ -46,7 +46,7 @@ def compress(
   """
   leaves, treedef = jax.tree.flatten(tree)
   shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-  leaf_keys = keys.fold_in(key, jnp.arange(len(leaves)))
+  leaf_keys = _keys(compressor, key, len(leaves), net)
   if net is not None and net.packs:
     encode_leaf, decode_leaf = compressor.encode, compressor.decode
   elif compressor.quick:
@@ -84,14 +84,33 @@ def compress(
   return Message(payload, decode, decode(payload), info)
 
 
+def _keys(compressor: Compressor, key: jax.Array, count: int, net: Network | None) -> PyTree:
+  """A key for each leaf: this worker's own, or everyone's and how far its dithers are shifted.
+
+  Shifts are multiples of a part of a turn near the golden ratio, so that those of all workers are
+  evenly spread, and those of neighbours, whose numbers are close, are far apart.
+  """
+  numbers = jnp.arange(count)
+  if net is None or not compressor.correlated:
+    return keys.fold_in(key, numbers)
+  n = net.num_workers
+  step = min((k for k in range(1, n + 1) if math.gcd(k, n) == 1), key=lambda k: abs(k - 0.618 * n))
+  shift = net.index * step % n * 2**16 // n
+  return SharedKey(keys.fold_in(net.key, numbers), jnp.broadcast_to(shift, (count,)))
+
+
 def _each(
   encode: Callable[[jax.Array, jax.Array], PyTree],
   stacked: int,
   looped: float,
-  leaf_keys: jax.Array,
+  leaf_keys: PyTree,
   leaves: list[jax.Array],
 ) -> list[PyTree]:
   """encode(key, leaf) of all leaves; those alike as one, or in a loop: see `platforms.Wants`."""
+
+  def key_of(number: Any) -> PyTree:
+    return jax.tree.map(lambda x: x[number], leaf_keys)
+
   groups: dict[Any, list[int]] = {}
   for number, leaf in enumerate(leaves):
     groups.setdefault((leaf.shape, leaf.dtype), []).append(number)
@@ -99,9 +118,9 @@ def _each(
   for group in groups.values():
     small = leaves[group[0]].size <= stacked
     if len(group) == 1 or not (small or len(group) >= looped):
-      found |= {number: encode(leaf_keys[number], leaves[number]) for number in group}
+      found |= {number: encode(key_of(number), leaves[number]) for number in group}
       continue
-    rows = leaf_keys[np.array(group)], jnp.stack([leaves[number] for number in group])
+    rows = key_of(np.array(group)), jnp.stack([leaves[number] for number in group])
     payloads = jax.vmap(encode)(*rows) if small else jax.lax.map(lambda row: encode(*row), rows)
     for row, number in enumerate(group):
       found[number] = jax.tree.map(lambda x, row=row: x[row], payloads)
