@@ -1,6 +1,7 @@
 """Verdicts before a run: their formulas against exact recursions, and verdicts against runs."""
 
 import json
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -282,6 +283,22 @@ def test_every_algorithm_says_when_it_converges(name, changes):
 )
 def test_verdicts_from_shapes_alone(algorithm, alpha2, verdict):
   assert verdict_from_shapes(algorithm, alpha2) == verdict
+
+
+@pytest.mark.parametrize('graph', [RING, topology.star(16), topology.hypercube(8)])
+@pytest.mark.parametrize('bits', [2, 4, 8])
+def test_a_codec_that_would_do_is_named(bits, graph):
+  """What is named is good for the same rule, and so large as it says."""
+  size = 20_000
+
+  def look(compressor):
+    return theory.preflight(algorithms.dcd_psgd(SGD, compressor), graph, jnp.zeros(size))
+
+  advice = look(quantizer(bits)).advice
+  name, part = re.search(r'eden\((\d)\)\D*?(\d[.\d]*) ', advice).groups()
+  assert look(compressors.eden(int(name))).is_good
+  assert float(part) == pytest.approx(1.04 * int(name) / bits, rel=0.05)
+  assert ('would do with' in advice) == (bits > 2)
 
 
 @pytest.mark.filterwarnings('ignore:.*which is biased')

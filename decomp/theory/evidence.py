@@ -88,6 +88,7 @@ class Finding(NamedTuple):
     reason: why, with the number that decides.
     advice: what to change; empty if nothing needs to be.
     numbers: the quantities that entered, by name.
+    tip: what would do as well with fewer bytes; empty if nothing is known to.
     late: whether what it warns of grows with time, so that first steps cannot refute it.
   """
 
@@ -95,6 +96,7 @@ class Finding(NamedTuple):
   reason: str
   advice: str = ''
   numbers: Mapping[str, float] = {}
+  tip: str = ''
   late: bool = False
 
 

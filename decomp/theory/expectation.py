@@ -40,7 +40,7 @@ class Preflight:
     topology: its name.
     verdict: see `decomp.theory.Verdict`.
     reason: why, with the number that decides.
-    advice: what to change; empty if nothing needs to be.
+    advice: what to change, or could be; empty if there is nothing.
     numbers: rho, mu, spectral gap, alpha² by formula and as measured, and the algorithm's own.
     problem: what was measured of the task; None if only shapes are known.
     step_sizes: by the paper's corollaries, if the task is known; see `step_sizes`.
@@ -142,7 +142,7 @@ def preflight(
     topology.name,
     found.verdict,
     found.reason,
-    found.advice,
+    found.advice or found.tip,
     numbers | dict(found.numbers),
     problem,
     step_sizes(problem, topology, evidence.alpha2, steps) if problem else {},
