@@ -14,9 +14,10 @@ fewer of them, and --devices=1 simulates all workers on one. The compilers are t
 gpu of this package. Results go to one folder: compile.json, which experiments.plan
 --compiled=FILE takes the seconds of a step from.
 
-`traffic` and `kernels` count every loop once, as the compilers do. `at least` is the larger of
-traffic / memory bandwidth and operations / peak rate (float32 in full precision), by the maker's
-figures; without what is sent. `estimate` is the compiler's own, where it gives one.
+`overlapped` is how many of the messages have other kernels between their start and their end in the
+compiled schedule. `traffic` and `kernels` count every loop once, as the compilers do. `at least` is
+the larger of traffic / memory bandwidth and operations / peak rate (float32 in full precision), by
+the maker's figures; without what is sent. `estimate` is the compiler's own, where it gives one.
 """
 
 from collections.abc import Sequence
@@ -94,6 +95,7 @@ def _row(name: str, one: ahead.Ahead, first: ahead.Ahead, machine: cost.Machine)
   sent = 'nothing' if one.exact is None else f'{one.bytes:,} bytes in {one.messages}'
   if one.exact is not None:
     sent += ', exactly' if one.exact else ', but the program differs'
+  busy = sum(many > 0 for many in step.meanwhile)
   times = 'unknown'
   if step.traffic and first.step.traffic:
     times = f'{step.traffic / first.step.traffic:.2f}'
@@ -102,6 +104,7 @@ def _row(name: str, one: ahead.Ahead, first: ahead.Ahead, machine: cost.Machine)
     'algorithm': name,
     'memory MB': _needed(one) / 1e6,
     'a step exchanges': sent,
+    'overlapped': f'{busy} of {len(step.meanwhile)}' if step.meanwhile else 'none',
     'traffic MB': 'unknown' if step.traffic is None else step.traffic / 1e6,
     'x allreduce': times,
     'kernels': float(step.kernels),

@@ -56,6 +56,8 @@ def test_every_algorithm(machine, model, stacked):
     name = row['algorithm']
     if not stacked and name not in ('allreduce', 'compressed_allreduce'):
       assert row['sends'] == row['bytes_per_step'], name
+      # While a message is under way there is something else to do, but for the first or last.
+      assert TARGET == GPU or 0 < row['messages'] <= row['overlapped'] + 1, name
     if name != 'choco_sgd':  # it gathers what top_k keeps
       assert row['gathers'] == 0, name
     if model == 'large' and TARGET != GPU:

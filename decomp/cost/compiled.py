@@ -15,8 +15,9 @@ _ITEM = {
 }
 _ARRAY = re.compile(rf'\b({"|".join(_ITEM)})\[([\d,]*)\]')
 _INSTRUCTION = re.compile(
-  r'^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([a-z][\w\-]*)\(', re.MULTILINE
+  r'^\s*(?:ROOT )?(%?[\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((%?[\w.\-]*)', re.MULTILINE
 )
+"""Its name, the shape of what it gives, its kind, and what it is given first."""
 _SENDS = ('collective-permute', 'all-reduce', 'all-gather', 'all-to-all', 'reduce-scatter')
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
 """Instructions that launch nothing; the ends of asynchronous ones, `-done`, do not either."""
@@ -36,6 +37,8 @@ class Compiled(NamedTuple):
     kernels: launches of what gives arrays: fusions, copies, ...; loops counted once.
     operations: how often each is launched.
     sends: the bytes that each exchange with other devices gives, by its kind.
+    meanwhile: how many kernels run between the start and the end of each exchange that has both,
+      in the order of the schedule.
   """
 
   arguments: int
@@ -47,6 +50,7 @@ class Compiled(NamedTuple):
   kernels: int
   operations: dict[str, int]
   sends: dict[str, list[int]]
+  meanwhile: list[int]
 
   @property
   def memory(self) -> int:
@@ -69,9 +73,10 @@ def read(compiled: Any) -> Compiled:
   seconds = costs.get('optimal_seconds', 0)  # less by 1 for every call of unknown cost
   launched = _INSTRUCTION.findall(_launched(text))
   # Single numbers are computed on the side.
-  operations = collections.Counter(kind for shape, kind in launched if re.search(r'\[\d', shape))
+  arrays = (kind for _, shape, kind, _ in launched if re.search(r'\[\d', shape))
+  operations = collections.Counter(arrays)
   sends: dict[str, list[int]] = {}
-  for shape, kind in _INSTRUCTION.findall(text):
+  for _, shape, kind, _ in _INSTRUCTION.findall(text):
     name = kind.removesuffix('-start')
     if name in _SENDS:
       arrays = _ARRAY.findall(shape)
@@ -89,7 +94,22 @@ def read(compiled: Any) -> Compiled:
     sum(many for kind, many in operations.items() if _launches(kind)),
     dict(operations),
     sends,
+    _meanwhile(launched),
   )
+
+
+def _meanwhile(launched: list[tuple[str, ...]]) -> list[int]:
+  """`Compiled.meanwhile`, from instructions in the order in which they run."""
+  found, running, kernels = [], dict[str, int](), 0
+  for name, shape, kind, operand in launched:
+    exchange, _, phase = kind.rpartition('-')
+    if exchange in _SENDS and phase == 'start':
+      running[name] = kernels
+    elif exchange in _SENDS and phase == 'done' and operand in running:
+      found.append(kernels - running.pop(operand))
+    elif phase != 'start' and _launches(kind) and re.search(r'\[\d', shape):
+      kernels += 1
+  return found
 
 
 def _launches(kind: str) -> bool:

@@ -108,6 +108,8 @@ def compare(
       'kernels': float(found.kernels),
       'gathers': float(found.operations.get('gather', 0)),
       'sends': float(sum(found.sends.get('collective-permute', ()))),
+      'overlapped': float(sum(many > 0 for many in found.meanwhile)),
+      'messages': float(len(found.meanwhile)),
       'bytes_per_step': float(sim.bytes_per_step(params)),
       'compiled in s': took,
     }
