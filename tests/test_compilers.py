@@ -52,7 +52,10 @@ def those():
 def test_every_algorithm(machine, model, stacked):
   params = SMALL if model == 'small' else LARGE
   limits = ON_ONE if stacked else ON_EIGHT
-  for row in accelerators.compare(machine, params, stacked, those()):
+  table = those()
+  if model == 'small':  # a rotation of many elements takes the compiler long
+    table['dcd_psgd, eden'] = algorithms.dcd_psgd(optax.sgd(0.1), compressors.eden(1))
+  for row in accelerators.compare(machine, params, stacked, table):
     name = row['algorithm']
     if not stacked and name not in ('allreduce', 'compressed_allreduce'):
       assert row['sends'] == row['bytes_per_step'], name

@@ -58,6 +58,7 @@ def several() -> dict[str, decomp.Algorithm]:
     'd_psgd': algorithms.d_psgd(sgd),
     'dcd_psgd, 8 bits': algorithms.dcd_psgd(sgd, grid(8)),
     'dcd_psgd, 4 bits': algorithms.dcd_psgd(sgd, grid(4)),
+    'dcd_psgd, eden 1 bit': algorithms.dcd_psgd(sgd, compressors.eden(1)),
     'ecd_psgd, 8 bits': algorithms.ecd_psgd(sgd, grid(8)),
     'ecd_psgd, 4 bits': algorithms.ecd_psgd(sgd, grid(4)),
     'choco_sgd, top 1 %': algorithms.choco_sgd(sgd, compressors.top_k(0.01), 0.05),
