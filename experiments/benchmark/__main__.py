@@ -27,11 +27,12 @@ from absl import app, flags
 
 import decomp
 from decomp import algorithms, compressors, tasks, topology
+from decomp.engine.cpu.loops import once
 from experiments.benchmark.programs import Training, by_hand, loop, mlp_task, quantized, resnet_task
 from experiments.benchmark.torch_loop import torch_loop
 from experiments.common import output, report, settings
 
-GROUPS = ('resnet', 'exchange', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
+GROUPS = ('resnet', 'exchange', 'codecs', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
 ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
 REPEATS = flags.DEFINE_integer('repeats', 7, 'Turns of each program; the median counts.', 1)
 flags.adopt_module_key_flags(settings)
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
 
 def measure(groups: Sequence[str]) -> Iterator[Row]:
   """The rows of some groups, as they are found."""
-  for function in (resnet, exchange, mlp, workers, small, memory, sweep, start):
+  for function in (resnet, exchange, codecs, mlp, workers, small, memory, sweep, start):
     if function.__name__ in groups:
       yield from function()
 
@@ -166,6 +167,27 @@ def exchange() -> Iterator[Row]:
 def _exchange(sim: decomp.Simulation, _: jax.Array, state: decomp.State) -> decomp.State:
   # Without diagnostics, like seven of eight steps of training.
   return sim.step(jax.random.key(0), state.params - 1, state, observed=False)[0]
+
+
+def codecs() -> Iterator[Row]:
+  """Encoding and decoding messages as they travel, in multiples of `stochastic_quantizer(4)`."""
+  n, size = 8, 1000 if settings.SMOKE.value else 250_000
+  start = jax.random.normal(jax.random.key(0), (n, size))
+  chosen = [compressors.stochastic_quantizer(4), *(compressors.eden(bits) for bits in range(1, 5))]
+
+  def there_and_back(compressor: decomp.Compressor) -> Callable[[], Any]:
+    def one(key: jax.Array, x: jax.Array) -> jax.Array:
+      return 0.999 * x + 0.001 * compressor.decode(once(compressor.encode, key, x), x)
+
+    def everyone(turn: jax.Array, x: jax.Array) -> jax.Array:
+      return jax.vmap(one)(jax.random.split(jax.random.key(turn), n), x)
+
+    return loop(everyone, start, 10)
+
+  found = in_turns({compressor.name: there_and_back(compressor) for compressor in chosen})
+  first, *others = found
+  for name in others:
+    yield Row('codecs', f'encode and decode, {name} / {first}', found.ratio(name, first), '<= 4')
 
 
 def mlp() -> Iterator[Row]:
