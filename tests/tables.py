@@ -31,6 +31,11 @@ CANDIDATES = {
   'graph': [nx.petersen_graph()],
   'consensus_rate': [0.5],
   'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
+  'sparsifier': [compressors.random_k(0.3)],
+  'quantizer': [compressors.qsgd(3)],
+  'k': [3],
+  'chunk': [16],
+  'rank': [1],
 }
 
 COMPRESSORS = [
