@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from decomp.compressors.selecting import ones_in_order
 from decomp.engine import wire
 
 
@@ -66,7 +65,7 @@ def decode(packed: jax.Array, count: int, size: int) -> jax.Array:
   end = wire.packed_size(count, low)
   places = wire.unpack_bits(packed[:end], low, count).astype(jnp.int32)
   if marks:
-    ones = ones_in_order(wire.unpack_bits(packed[end:], 1, marks), count)
+    ones = _ones(wire.unpack_bits(packed[end:], 1, marks), count)
     places |= (ones - _added(count, low)) << low
   return places
 
@@ -87,3 +86,11 @@ def _layout(count: int, size: int) -> tuple[int, int]:
 def _added(count: int, low: int) -> jax.Array:
   """What is added to the high part of each place: its number, but 0 if every element has a bit."""
   return jnp.arange(count) if low else jnp.zeros(count, jnp.int32)
+
+
+def _ones(bits: jax.Array, count: int) -> jax.Array:
+  """The places of the `count` ones among bits, in order."""
+  numbers = jnp.arange(bits.size)
+  # Each goes where its rank is; zeros go beyond the end, where they are dropped.
+  ranks = jnp.where(bits > 0, jnp.cumsum(bits.astype(jnp.int32)) - 1, count + numbers)
+  return jnp.zeros(count, jnp.int32).at[ranks].set(numbers, mode='drop', unique_indices=True)

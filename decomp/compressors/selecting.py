@@ -7,7 +7,6 @@ a sort of a million elements takes a processor as long as hundreds of such passe
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,31 +37,10 @@ def largest_in_order(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   (Array([-5.,  2.], dtype=float32), Array([1, 2], dtype=int32))
   """
   least, last = _threshold(_bits(x), count)
-  return _in_order(x, count, lambda x, places: _kept(_bits(x), places, least, last))
-
-
-def ones_in_order(bits: jax.Array, count: int) -> jax.Array:
-  """The places of the `count` ones in a flat array of bits.
-
-  >>> ones_in_order(jnp.array([0, 1, 0, 1], jnp.uint8), 2)
-  Array([1, 3], dtype=int32)
-  """
-  return _in_order(bits, count, lambda bits, places: bits > 0)[1]
-
-
-def _in_order(
-  x: jax.Array, count: int, keeps: Callable[[jax.Array, jax.Array], jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-  """The `count` elements of a flat array that `keeps` says, and their places, in order.
-
-  Args:
-    x: the array.
-    count: how many there are.
-    keeps: (elements, their places) -> which are kept.
-  """
+  size = x.size
 
   def kept(x: jax.Array, places: jax.Array) -> jax.Array:
-    return keeps(x, places) & (places < size)
+    return _kept(_bits(x), places, least, last) & (places < size)
 
   def in_rows_of(lanes: int, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows = jnp.pad(x, (0, -size % lanes)).reshape(-1, lanes)
@@ -75,10 +53,8 @@ def _in_order(
     places = row[:, None] * lanes + jax.lax.broadcasted_iota(jnp.int32, found.shape, 1)
     among = kept(found, places)
     chosen = among & (_running(among) == (numbers - first + 1)[:, None])
-    values = jnp.where(chosen, found, 0).sum(-1, dtype=x.dtype)
-    return values, jnp.where(chosen, places, 0).sum(-1)
+    return jnp.where(chosen, found, 0).sum(-1), jnp.where(chosen, places, 0).sum(-1)
 
-  size = x.size
   ways = {name: functools.partial(in_rows_of, lanes) for name, lanes in _LANES.items()}
   return jax.lax.platform_dependent(x, **ways)
 
