@@ -25,7 +25,7 @@ def packed(count, size):
   return jax.eval_shape(lambda indices: places.encode(indices, size), indices).size
 
 
-# Few pairs, each compiled once, for many draws: few, many, all, none; each code's own sizes.
+# Few pairs, each compiled once, for many draws: none, one, few, many and all.
 PAIRS = [(0, 5), (1, 1), (1, 300), (9, 300), (60, 300), (100, 300), (300, 300)]
 
 
@@ -43,17 +43,14 @@ def test_round_trip(pair, random):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**7), st.floats(0, 1))
+@given(st.integers(1, 10**7), st.floats(0, 1))
 def test_size(size, fraction):
   """Never longer than plain packing or a bit for each; within l + 3 bits a place, and rounding."""
   count = round(fraction * size)
-  if not size:
-    return
   low = int(math.log2(size / count)) if count else 0
   exact = count * (low + 1) + math.ceil(size / 2**low)
   most = min(exact / 8 + 4, math.ceil(size / 8), wire.packed_size(count, (size - 1).bit_length()))
   assert packed(count, size) <= most
-  assert packed(count, size) * 8 >= math.log2(math.comb(size, count)) if size < 5000 else True
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_chain_from_a_flag():
   ('sparsifier', 'quantizer', 'words'),
   [
     (compressors.qsgd(3), compressors.qsgd(3), r'sparsifier=qsgd\(bits=3\): its payload must have'),
-    (compressors.identity(), compressors.qsgd(3), 'such|field `values`'),
+    (compressors.identity(), compressors.qsgd(3), 'a field `values`'),
     (compressors.top_k(0.1), compressors.fixed_grid(4, 1.0), 'must scale with its input'),
     (compressors.top_k(0.1), compressors.correlated(compressors.qsgd(3)), 'share dithers'),
   ],
