@@ -18,7 +18,8 @@ from decomp import algorithms, compressors, topology
 from decomp.base import Shared
 from decomp.engine.meter import Meter
 
-# What a required parameter of a name is tried with; values that a factory refuses are left out.
+# What a required parameter of a name is tried with, of every factory or of one; values that a
+# factory refuses are left out.
 CANDIDATES = {
   'bits': [1, 3, 8],
   'fraction': [0.25],
@@ -31,6 +32,12 @@ CANDIDATES = {
   'graph': [nx.petersen_graph()],
   'consensus_rate': [0.5],
   'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
+  'sparsifier': [compressors.random_k(0.3)],
+  'quantizer': [compressors.qsgd(3)],
+  'k': [3],
+  'chunk': [16],
+  'rank': [1],
+  'dct.compressor': [compressors.qsgd(3)],  # one is enough for what is only turned
 }
 
 COMPRESSORS = [
@@ -51,7 +58,10 @@ def instances(factory, **fixed):
   ]
   accepted = {k: v for k, v in fixed.items() if k in inspect.signature(factory).parameters}
   made = []
-  for values in itertools.product(*(CANDIDATES[name] for name in required)):
+  candidates = [
+    CANDIDATES.get(f'{factory.__name__}.{name}') or CANDIDATES[name] for name in required
+  ]
+  for values in itertools.product(*candidates):
     try:
       made.append(factory(**dict(zip(required, values, strict=True)), **accepted))
     except ValueError:

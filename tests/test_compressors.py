@@ -57,13 +57,12 @@ def test_shapes_and_dtypes(compressor):
 def test_the_quick_pair_gives_the_same_numbers(compressor):
   """Also where the input is not finite."""
   x = jnp.array(np.random.default_rng(0).normal(size=(13, 3)), jnp.float32)
-  inputs = [x, x.astype(jnp.bfloat16), x.at[2, 1].set(jnp.nan), jnp.zeros(3), jnp.zeros(0)]
+  inputs = [x, x.astype(jnp.bfloat16), x.at[2, 1].set(jnp.nan), 0 * x, jnp.zeros(0)]
   encode, decode = compressor.quick
+  quick = jax.jit(lambda key, x: decode(encode(key, x), x))
+  usual = jax.jit(functools.partial(apply, compressor))
   for value in inputs:
-    found, expected = (
-      jax.jit(f)(jax.random.key(1), value)
-      for f in (lambda key, x: decode(encode(key, x), x), functools.partial(apply, compressor))
-    )
+    found, expected = (run(jax.random.key(1), value) for run in (quick, usual))
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
     assert found.dtype == value.dtype
 
@@ -132,7 +131,7 @@ def test_other_keys_give_other_noise(compressor):
   values = draws(compressor, x, 8)
   lossy = not np.array_equal(values, np.broadcast_to(x, values.shape))
   random = not np.array_equal(values, np.broadcast_to(values[0], values.shape))
-  deterministic = compressor.name.startswith(('top_k', 'sign_norm'))
+  deterministic = compressor.name.startswith(('top_k', 'chunk_top_k', 'sign_norm'))
   assert random == (lossy and not deterministic)
 
 
@@ -265,7 +264,8 @@ BYTES = [
   (compressors.eden(1), 128 + 4 + 4),
   (compressors.eden(4), 512 + 4 + 4),
   (compressors.sign_norm(), 125 + 4),
-  (compressors.top_k(0.01), 10 * 4 + 13),  # 10 indices of 10 bits
+  (compressors.top_k(0.01), 10 * 4 + 8 + 4),  # 10 indices of 6 bits, and 10 + 16 bits
+  (compressors.chunk_top_k(2, 250), 8 * 4 + 6 + 3),  # 8 indices of 6 bits, and 8 + 16 bits
   (compressors.random_k(0.01), 10 * 4 + 4),
   (compressors.natural(), 1125),
 ]
@@ -327,6 +327,10 @@ def test_leaves_get_different_keys():
     (lambda: compressors.top_k(0), 'fraction=0'),
     (lambda: compressors.top_k(1.5), 'fraction=1.5'),
     (lambda: compressors.random_k('half'), "fraction='half'"),
+    (lambda: compressors.chunk_top_k(65, 64), 'k=65: must be a whole number from 1 to 64'),
+    (lambda: compressors.chunk_top_k(1, 0), 'chunk=0: must be a whole number above 0'),
+    (lambda: compressors.low_rank(1.5), 'rank=1.5'),
+    (lambda: compressors.dct(compressors.fixed_grid(4, 1.0), 8), 'must scale with its input'),
   ],
 )
 def test_bad_arguments_are_named(make, words):

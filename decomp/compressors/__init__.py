@@ -1,10 +1,14 @@
 """Lossy codes for messages: each is a factory that returns a `decomp.Compressor`."""
 
+from decomp.compressors.chain import chain
+from decomp.compressors.chunk_top_k import chunk_top_k
 from decomp.compressors.contractive import contractive
 from decomp.compressors.correlated import correlated
+from decomp.compressors.dct import dct
 from decomp.compressors.eden import eden
 from decomp.compressors.fixed_grid import fixed_grid
 from decomp.compressors.identity import identity
+from decomp.compressors.low_rank import low_rank
 from decomp.compressors.measuring import Measurement as Measurement
 from decomp.compressors.measuring import measure as measure
 from decomp.compressors.natural import natural
@@ -16,11 +20,15 @@ from decomp.compressors.top_k import top_k
 
 # The factories: flags, tables and tests go by this list.
 __all__ = [
+  'chain',
+  'chunk_top_k',
   'contractive',
   'correlated',
+  'dct',
   'eden',
   'fixed_grid',
   'identity',
+  'low_rank',
   'natural',
   'qsgd',
   'random_k',

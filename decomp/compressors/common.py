@@ -1,5 +1,6 @@
 """What the compressors share."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from decomp.base import Compressor, PyTree
+from decomp.base import Compressor, Decode, Encode, PyTree
 from decomp.compressors.rounding import DITHERS, Rounding, dithers_of, join, round_quarters
 from decomp.engine import wire
 from decomp.engine.cpu.loops import once, pieces
@@ -124,6 +125,11 @@ def from_rows(x: jax.Array, like: Any) -> jax.Array:
   return x.reshape(-1)[: like.size].reshape(like.shape)
 
 
+def decoded(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
+  """A pair (encode, decode) whose payload is C(x): to decode takes longer than to read."""
+  return lambda key, x: decode(encode(key, x), x), lambda value, like: value
+
+
 def is_whole(value: Any) -> bool:
   """Whether it is a whole number, of Python's or NumPy's."""
   return isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -134,6 +140,22 @@ def check_bits(value: Any, least: int, most: int) -> int:
   if not is_whole(value) or not least <= value <= most:
     raise ValueError(f'bits={value!r}: must be a whole number from {least} to {most}')
   return int(value)
+
+
+def check_whole(name: str, value: Any, most: float = math.inf) -> int:
+  """A number of things, or a ValueError that says what is allowed."""
+  if not is_whole(value) or not 1 <= value <= most:
+    allowed = 'above 0' if most == math.inf else f'from 1 to {most}'
+    raise ValueError(f'{name}={value!r}: must be a whole number {allowed}')
+  return int(value)
+
+
+def check_scales(name: str, compressor: Compressor) -> None:
+  """A ValueError if it has a limit, which would not hold for the elements of a leaf."""
+  if math.isfinite(compressor.limit):
+    raise ValueError(
+      f'{name}={compressor}: must scale with its input, such as stochastic_quantizer(bits=4)'
+    )
 
 
 def check_dither(value: str) -> str:

@@ -39,7 +39,7 @@ def pack_bits(codes: jax.Array, width: int) -> jax.Array:
     for row, other in enumerate(others, 1):
       packed |= other << (part * row)
     fields.append(packed.reshape(-1))
-  return jnp.concatenate(fields)
+  return jnp.concatenate(fields) if fields else jnp.zeros(0, jnp.uint8)
 
 
 def unpack_bits(packed: jax.Array, width: int, shape: int | tuple[int, ...]) -> jax.Array:
