@@ -21,6 +21,7 @@ from decomp.engine.meter import Meter
 # What a required parameter of a name is tried with; values that a factory refuses are left out.
 CANDIDATES = {
   'bits': [1, 3, 8],
+  'format': ['nvfp4'],
   'fraction': [0.25],
   'limit': [4.0],
   'num_workers': [1, 2, 5, 8],
@@ -33,12 +34,16 @@ CANDIDATES = {
   'compressor': [compressors.qsgd(3), compressors.random_k(0.3)],
 }
 
+# Those with one program for every number of bits.
+FEWER = {'affine': {'bits': [3]}, 'statistical': {'bits': [3]}}
+
 COMPRESSORS = [
   compressors.stochastic_quantizer(2),
   compressors.stochastic_quantizer(4, bucket=16),
   compressors.stochastic_quantizer(1, bucket=7),
   compressors.qsgd(16),
   compressors.random_k(0.3, unbiased=False),
+  compressors.block_float('mxfp4', stochastic=True),
 ]
 
 
@@ -50,8 +55,8 @@ def instances(factory, **fixed):
     if parameter.default is parameter.empty and name not in fixed
   ]
   accepted = {k: v for k, v in fixed.items() if k in inspect.signature(factory).parameters}
-  made = []
-  for values in itertools.product(*(CANDIDATES[name] for name in required)):
+  made, candidates = [], CANDIDATES | FEWER.get(factory.__name__, {})
+  for values in itertools.product(*(candidates[name] for name in required)):
     try:
       made.append(factory(**dict(zip(required, values, strict=True)), **accepted))
     except ValueError:

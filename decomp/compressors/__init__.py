@@ -1,7 +1,10 @@
 """Lossy codes for messages: each is a factory that returns a `decomp.Compressor`."""
 
+from decomp.compressors.affine import affine
+from decomp.compressors.block_float import block_float
 from decomp.compressors.contractive import contractive
 from decomp.compressors.correlated import correlated
+from decomp.compressors.dynamic_map import dynamic_map
 from decomp.compressors.eden import eden
 from decomp.compressors.fixed_grid import fixed_grid
 from decomp.compressors.identity import identity
@@ -11,13 +14,18 @@ from decomp.compressors.natural import natural
 from decomp.compressors.qsgd import qsgd
 from decomp.compressors.random_k import random_k
 from decomp.compressors.sign_norm import sign_norm
+from decomp.compressors.statistical import statistical
 from decomp.compressors.stochastic_quantizer import stochastic_quantizer
+from decomp.compressors.ternary import ternary
 from decomp.compressors.top_k import top_k
 
 # The factories: flags, tables and tests go by this list.
 __all__ = [
+  'affine',
+  'block_float',
   'contractive',
   'correlated',
+  'dynamic_map',
   'eden',
   'fixed_grid',
   'identity',
@@ -25,6 +33,8 @@ __all__ = [
   'qsgd',
   'random_k',
   'sign_norm',
+  'statistical',
   'stochastic_quantizer',
+  'ternary',
   'top_k',
 ]
