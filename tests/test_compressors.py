@@ -57,13 +57,12 @@ def test_shapes_and_dtypes(compressor):
 def test_the_quick_pair_gives_the_same_numbers(compressor):
   """Also where the input is not finite."""
   x = jnp.array(np.random.default_rng(0).normal(size=(13, 3)), jnp.float32)
-  inputs = [x, x.astype(jnp.bfloat16), x.at[2, 1].set(jnp.nan), jnp.zeros(3), jnp.zeros(0)]
+  inputs = [x, x.astype(jnp.bfloat16), x.at[2, 1].set(jnp.nan), 0 * x, jnp.zeros(0)]
   encode, decode = compressor.quick
+  quick = jax.jit(lambda key, x: decode(encode(key, x), x))
+  usual = jax.jit(functools.partial(apply, compressor))
   for value in inputs:
-    found, expected = (
-      jax.jit(f)(jax.random.key(1), value)
-      for f in (lambda key, x: decode(encode(key, x), x), functools.partial(apply, compressor))
-    )
+    found, expected = (run(jax.random.key(1), value) for run in (quick, usual))
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
     assert found.dtype == value.dtype
 
@@ -132,7 +131,8 @@ def test_other_keys_give_other_noise(compressor):
   values = draws(compressor, x, 8)
   lossy = not np.array_equal(values, np.broadcast_to(x, values.shape))
   random = not np.array_equal(values, np.broadcast_to(values[0], values.shape))
-  deterministic = compressor.name.startswith(('top_k', 'sign_norm'))
+  nearest = "block_float('nvfp4')", 'dynamic_map', 'statistical'
+  deterministic = compressor.name.startswith(('top_k', 'sign_norm', *nearest))
   assert random == (lossy and not deterministic)
 
 
