@@ -22,6 +22,7 @@ from decomp.engine.meter import Meter
 # factory refuses are left out.
 CANDIDATES = {
   'bits': [1, 3, 8],
+  'format': ['nvfp4'],
   'fraction': [0.25],
   'limit': [4.0],
   'num_workers': [1, 2, 5, 8],
@@ -37,7 +38,13 @@ CANDIDATES = {
   'k': [3],
   'chunk': [16],
   'rank': [1],
-  'dct.compressor': [compressors.qsgd(3)],  # one is enough for what is only turned
+}
+
+# Those for which one is enough: programs alike for all bits, or another compressor's in another basis.
+FEWER = {
+  'affine': {'bits': [3]},
+  'statistical': {'bits': [3]},
+  'dct': {'compressor': [compressors.qsgd(3)]},
 }
 
 COMPRESSORS = [
@@ -46,6 +53,7 @@ COMPRESSORS = [
   compressors.stochastic_quantizer(1, bucket=7),
   compressors.qsgd(16),
   compressors.random_k(0.3, unbiased=False),
+  compressors.block_float('mxfp4', stochastic=True),
 ]
 
 
@@ -57,11 +65,8 @@ def instances(factory, **fixed):
     if parameter.default is parameter.empty and name not in fixed
   ]
   accepted = {k: v for k, v in fixed.items() if k in inspect.signature(factory).parameters}
-  made = []
-  candidates = [
-    CANDIDATES.get(f'{factory.__name__}.{name}') or CANDIDATES[name] for name in required
-  ]
-  for values in itertools.product(*candidates):
+  made, candidates = [], CANDIDATES | FEWER.get(factory.__name__, {})
+  for values in itertools.product(*(candidates[name] for name in required)):
     try:
       made.append(factory(**dict(zip(required, values, strict=True)), **accepted))
     except ValueError:

@@ -77,7 +77,13 @@ def test_on_a_mesh_the_messages_are_the_same():
 
 
 @pytest.mark.parametrize(
-  'compressor', [compressors.eden(1), compressors.top_k(0.1), compressors.random_k(0.1)]
+  'compressor',
+  [
+    compressors.eden(1),
+    compressors.top_k(0.1),
+    compressors.random_k(0.1),
+    compressors.block_float('mxfp4'),
+  ],
 )
 def test_only_what_rounds_at_random(compressor):
   with pytest.raises(ValueError, match='must be unbiased and round at random'):
@@ -91,11 +97,15 @@ def test_only_what_rounds_at_random(compressor):
     compressors.qsgd,
     lambda bits: compressors.fixed_grid(bits, 2.0),
     lambda bits: compressors.natural(),
+    lambda bits: compressors.block_float('mxfp4', stochastic=True),
+    lambda bits: compressors.ternary(),
+    compressors.affine,
   ],
 )
 def test_each_worker_alone_is_unbiased(make):
   compressor = compressors.correlated(make(3))
-  x = jnp.array(np.random.default_rng(0).uniform(-1, 1, 30), jnp.float32)
+  # No other is so close to the largest that it is hardly ever rounded to another point.
+  x = jnp.array([1.0, *np.random.default_rng(0).uniform(-0.95, 0.95, 30)], jnp.float32)
 
   def draw(key):
     return compressor.decode(compressor.encode(SharedKey(key, jnp.int32(3 * 2**13)), x), x)

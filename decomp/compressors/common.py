@@ -11,7 +11,7 @@ import numpy as np
 from decomp.base import Compressor, Decode, Encode, PyTree
 from decomp.compressors.rounding import DITHERS, Rounding, dithers_of, join, round_quarters
 from decomp.engine import wire
-from decomp.engine.cpu.loops import once, pieces
+from decomp.engine.cpu.loops import largest, once, pieces
 
 
 class Coded(NamedTuple):
@@ -27,6 +27,7 @@ def coder(
   dequantize: Callable[[jax.Array, PyTree], jax.Array],
   bits: int,
   dither: str | None = 'threefry',
+  trits: bool = False,
   **facts: Any,
 ) -> Compressor:
   """A compressor with a code of the same width for every element.
@@ -37,6 +38,7 @@ def coder(
     dequantize: (codes as unsigned integers, scale) -> float32, in the codes' shape.
     bits: of a code.
     dither: where dithers come from; None: `code` asks for none.
+    trits: whether codes are 0, 1 and 2 only, and are packed as such.
     **facts: the other fields of `Compressor`.
   """
 
@@ -45,10 +47,10 @@ def coder(
       return in_order(once(in_words, key, x), x)  # each byte is made of several codes
 
     draft = jax.lax.platform_dependent(key, x, cpu=on_cpu, default=in_place)
-    return Coded(wire.pack_bits(draft.codes, bits), draft.scale)
+    return Coded(pack(draft.codes), draft.scale)
 
   def decode(payload: Coded, like: Any) -> jax.Array:
-    codes = wire.unpack_bits(payload.codes, bits, like.shape)
+    codes = unpack(payload.codes, like.shape)
     return dequantize(codes, payload.scale).astype(like.dtype)
 
   def quick_encode(key: jax.Array, x: jax.Array) -> Coded:
@@ -78,6 +80,12 @@ def coder(
 
   def in_order(draft: Coded, like: Any) -> Coded:
     return Coded(draft.codes.reshape(-1)[: like.size].reshape(like.shape), draft.scale)
+
+  def pack(codes: jax.Array) -> jax.Array:
+    return wire.pack_trits(codes) if trits else wire.pack_bits(codes, bits)
+
+  def unpack(packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return wire.unpack_trits(packed, shape) if trits else wire.unpack_bits(packed, bits, shape)
 
   kind = jnp.uint8 if bits <= 8 else jnp.uint32
   return Compressor(encode, decode, quick=(quick_encode, quick_decode), **facts)
@@ -128,6 +136,43 @@ def from_rows(x: jax.Array, like: Any) -> jax.Array:
 def decoded(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
   """A pair (encode, decode) whose payload is C(x): to decode takes longer than to read."""
   return lambda key, x: decode(encode(key, x), x), lambda value, like: value
+
+
+def largest_of_blocks(x: jax.Array, length: int) -> jax.Array:
+  """`largest` of every `length` elements in order; the last may be fewer.
+
+  >>> largest_of_blocks(jnp.array([1.0, -2.0, 0.5]), 2)
+  Array([2. , 0.5], dtype=float32)
+  """
+  if x.size <= length:
+    return largest(x)[None]
+  return jax.vmap(largest)(rows(x, length))
+
+
+def divide_blocks(x: jax.Array, scales: jax.Array, length: int) -> jax.Array:
+  """`safe_divide` of every `length` elements in order, each time by another scale.
+
+  >>> divide_blocks(jnp.array([1.0, 2.0, 5.0]), jnp.array([2.0, 5.0]), 2)
+  Array([0.5, 1. , 1. ], dtype=float32)
+  """
+  if x.size <= length:
+    return safe_divide(x, scales[0])
+
+  def divide(x: jax.Array, scales: jax.Array) -> jax.Array:
+    return from_rows(safe_divide(rows(x, length), scales[:, None]), x)
+
+  def on_cpu(x: jax.Array, scales: jax.Array) -> jax.Array:
+    # In a loop over four quarters, to find each element's scale would take longer than the rest.
+    return once(divide, x, scales)
+
+  return jax.lax.platform_dependent(x, scales, cpu=on_cpu, default=divide)
+
+
+def multiply_blocks(x: jax.Array, scales: jax.Array, length: int) -> jax.Array:
+  """Undoes `divide_blocks`."""
+  if x.size <= length:
+    return x * scales[0]
+  return from_rows(rows(x, length) * scales[:, None], x)
 
 
 def is_whole(value: Any) -> bool:

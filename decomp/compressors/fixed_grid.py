@@ -1,5 +1,7 @@
 """Stochastic rounding to a grid that does not depend on the input."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,5 +57,5 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
     return jnp.where(codes == not_finite, jnp.nan, values)
 
   name = f'fixed_grid(bits={bits}, limit={limit}{suffix})'
-  facts = {'unbiased': True, 'limit': float(limit), 'name': name}
+  facts: dict[str, Any] = {'unbiased': True, 'limit': float(limit), 'name': name}
   return coder(quantize, code, dequantize, bits, dither, **facts)

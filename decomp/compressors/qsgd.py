@@ -1,6 +1,7 @@
 """QSGD: stochastic uniform quantization with the L2 norm as the scale."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,5 +54,5 @@ def qsgd(bits: int, dither: str = 'threefry') -> Compressor:
     return min(size / levels**2, math.sqrt(size) / levels)
 
   name = f'qsgd(bits={bits}{suffix})'
-  facts = {'unbiased': True, 'alpha2': alpha2, 'name': name}
+  facts: dict[str, Any] = {'unbiased': True, 'alpha2': alpha2, 'name': name}
   return coder(quantize, code, dequantize, bits + 1, dither, **facts)

@@ -1,5 +1,7 @@
 """Signs and one magnitude."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -37,5 +39,5 @@ def sign_norm() -> Compressor:
   def delta(size: int) -> float:
     return 1 / max(1, size)
 
-  facts = {'unbiased': False, 'delta': delta, 'name': 'sign_norm()'}
+  facts: dict[str, Any] = {'unbiased': False, 'delta': delta, 'name': 'sign_norm()'}
   return coder(quantize, code, dequantize, 1, dither=None, **facts)

@@ -1,7 +1,7 @@
 """Stochastic uniform quantization with the largest magnitude as the scale."""
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,12 @@ from decomp.compressors.common import (
   check_bits,
   check_dither,
   coder,
-  from_rows,
+  divide_blocks,
   is_whole,
-  rows,
-  safe_divide,
+  largest_of_blocks,
+  multiply_blocks,
 )
 from decomp.compressors.rounding import round_with
-from decomp.engine.cpu.loops import largest
 
 
 def stochastic_quantizer(
@@ -57,20 +56,9 @@ def stochastic_quantizer(
   suffix = check_dither(dither)
   levels = max(1, 2 ** (bits - 1) - 1)
 
-  def with_scales(
-    operation: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, step: jax.Array
-  ) -> jax.Array:
-    """operation(x, the step of each element)."""
-    if bucket is None:
-      return operation(x, step[0])
-    return from_rows(operation(rows(x, bucket), step[:, None]), x)
-
   def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    if bucket is None:
-      step = largest(x)[None] / levels
-    else:
-      step = jax.vmap(largest)(rows(x, bucket)) / levels
-    return with_scales(safe_divide, x, step), step
+    step = largest_of_blocks(x, bucket or x.size) / levels
+    return divide_blocks(x, step, bucket or x.size), step
 
   def code(grid: jax.Array, draws: jax.Array) -> jax.Array:
     if bits == 1:  # the points are -1 and 1: two apart, and 0 is not one of them
@@ -79,7 +67,7 @@ def stochastic_quantizer(
 
   def dequantize(codes: jax.Array, step: jax.Array) -> jax.Array:
     grid = codes.astype(jnp.float32) * (2 if bits == 1 else 1) - levels
-    return with_scales(jnp.multiply, grid, step)
+    return multiply_blocks(grid, step, bucket or codes.size)
 
   def alpha2(size: int) -> float:
     # At 1 bit the error of x_i is max² - x_i²; from 2 bits on it is at most Δ²/4.
@@ -91,5 +79,5 @@ def stochastic_quantizer(
 
   arguments = f'bits={bits}' + (f', bucket={bucket}' if bucket else '') + suffix
   name = f'stochastic_quantizer({arguments})'
-  facts = {'unbiased': True, 'alpha2': alpha2, 'name': name}
+  facts: dict[str, Any] = {'unbiased': True, 'alpha2': alpha2, 'name': name}
   return coder(quantize, code, dequantize, bits, dither, **facts)

@@ -61,6 +61,35 @@ def unpack_bits(packed: jax.Array, width: int, shape: int | tuple[int, ...]) -> 
   return codes
 
 
+def pack_trits(codes: jax.Array) -> jax.Array:
+  """Packs codes 0, 1 and 2, five to a byte, because 3**5 = 243 <= 256.
+
+  Byte j holds elements j, j + m, ..., as in `pack_bits`.
+
+  >>> pack_trits(jnp.array([2, 1, 0, 2, 2, 1], jnp.uint8))
+  Array([20, 16], dtype=uint8)
+  """
+  packed, *others = _cut(codes.astype(jnp.uint8), 5)
+  for number, other in enumerate(others, 1):
+    packed += other * np.uint8(3**number)
+  return packed.reshape(-1)
+
+
+def unpack_trits(packed: jax.Array, shape: int | tuple[int, ...]) -> jax.Array:
+  """Undoes `pack_trits`: codes of this shape, uint8.
+
+  >>> unpack_trits(jnp.array([20, 16], jnp.uint8), 6)
+  Array([2, 1, 0, 2, 2, 1], dtype=uint8)
+  """
+  shape = (shape,) if isinstance(shape, int) else shape
+  rest, fields = packed.astype(jnp.int32), []
+  for _ in range(5):
+    third = rest * 171 >> 9  # rest // 3, below 256; few processors divide quickly
+    fields.append((rest - 3 * third).astype(jnp.uint8).reshape(_cut_shape(shape, 5)))
+    rest = third
+  return jnp.concatenate(fields).reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
 def _cut_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
   """The shape of each of `count` equal runs of an array's elements in order.
 
