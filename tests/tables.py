@@ -40,7 +40,7 @@ CANDIDATES = {
   'rank': [1],
 }
 
-# Those for which one is enough: programs alike for all bits, or another compressor's in another basis.
+# Where one is enough: programs alike for all bits, or those of another compressor, turned.
 FEWER = {
   'affine': {'bits': [3]},
   'statistical': {'bits': [3]},

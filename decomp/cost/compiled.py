@@ -74,7 +74,7 @@ def read(compiled: Any) -> Compiled:
   launched = _INSTRUCTION.findall(_launched(text))
   # Single numbers are computed on the side.
   arrays = (kind for _, shape, kind, _ in launched if re.search(r'\[\d', shape))
-  operations = collections.Counter(arrays)
+  operations = collections.Counter(kinds)
   sends: dict[str, list[int]] = {}
   for _, shape, kind, _ in _INSTRUCTION.findall(text):
     name = kind.removesuffix('-start')
