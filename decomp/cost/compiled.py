@@ -73,7 +73,7 @@ def read(compiled: Any) -> Compiled:
   seconds = costs.get('optimal_seconds', 0)  # less by 1 for every call of unknown cost
   launched = _INSTRUCTION.findall(_launched(text))
   # Single numbers are computed on the side.
-  arrays = (kind for _, shape, kind, _ in launched if re.search(r'\[\d', shape))
+  kinds = (kind for _, shape, kind, _ in launched if re.search(r'\[\d', shape))
   operations = collections.Counter(kinds)
   sends: dict[str, list[int]] = {}
   for _, shape, kind, _ in _INSTRUCTION.findall(text):
