@@ -37,17 +37,17 @@ def main(argv: Sequence[str]) -> None:
     setup = settings.build_setup()
     chosen = [settings.build_algorithm(text, setup.steps) for text in ALGORITHM.value]
     name = f'compare-{setup.task.name}-{setup.topology.name}-seed{settings.SEED.value}'
-    path = output.choose_folder(name)
-    output.say(f'{setup.task.name} on {setup.topology} -> {path}')
-    histories = compare(setup, chosen, path)
-  rows = [report.summary(histories[a.name], a) for a in chosen]
-  title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
-  figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
-  output.save_plot(figure, path / 'plot.png')
-  output.save_shards(setup, path)
-  output.write_json(path / 'results.json', output.for_json(rows))
-  report.print_table(rows, title)
-  print(f'plot: {path / "plot.png"}')
+    with output.own_folder(name) as path:
+      output.say(f'{setup.task.name} on {setup.topology} -> {path}')
+      histories = compare(setup, chosen, path)
+      rows = [report.summary(histories[a.name], a) for a in chosen]
+      title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
+      figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
+      output.save_plot(figure, path / 'plot.png')
+      output.save_shards(setup, path)
+      output.write_json(path / 'results.json', output.for_json(rows))
+      report.print_table(rows, title)
+      print(f'plot: {path / "plot.png"}')
 
 
 def compare(

@@ -63,17 +63,17 @@ def main(argv: Sequence[str]) -> None:
         f'--grid={min(unused)}=...: neither --optimizer={settings.OPTIMIZER.value} nor an '
         '--algorithm mentions it'
       )
-    path = output.choose_folder(f'sweep-{setup.task.name}-{setup.topology.name}')
-    output.say(f'{setup.task.name} on {setup.topology} -> {path}')
-    rows = sweep(setup, chosen, seeds, path)
-  title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps, {len(seeds)} seeds'
-  save(rows, chosen, path, title)
-  report.print_table([_shown(row, grids) for row in rows], title)
-  for row in rows:
-    if row['best']:
-      setting = ', '.join(f'{name}={row[name]:g}' for name in chosen[row['algorithm']])
-      print(f'best of {row["algorithm"]}: {setting}')
-  print(f'plot: {path / "plot.png"}')
+    with output.own_folder(f'sweep-{setup.task.name}-{setup.topology.name}') as path:
+      output.say(f'{setup.task.name} on {setup.topology} -> {path}')
+      rows = sweep(setup, chosen, seeds, path)
+      title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps, {len(seeds)} seeds'
+      save(rows, chosen, path, title)
+      report.print_table([_shown(row, grids) for row in rows], title)
+      for row in rows:
+        if row['best']:
+          setting = ', '.join(f'{name}={row[name]:g}' for name in chosen[row['algorithm']])
+          print(f'best of {row["algorithm"]}: {setting}')
+      print(f'plot: {path / "plot.png"}')
 
 
 def sweep(

@@ -35,15 +35,15 @@ def run() -> None:
     setup = settings.build_setup()
     algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
-    folder = output.Folder(output.choose_folder(name))
-    output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}')
-    output.say_verdict(setup, algorithm)
-    history = settings.run(setup, algorithm, folder)
-  if processes.is_first():
-    figure = plots.overview({algorithm.name: history}, f'{setup.task.name}, {setup.topology.name}')
-    output.save_plot(figure, folder.path / 'plot.png')
-    output.save_shards(setup, folder.path)
-    report.print_table([report.summary(history, algorithm)], str(folder.path))
+    with output.own_folder(name) as path:
+      output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {path}')
+      output.say_verdict(setup, algorithm)
+      history = settings.run(setup, algorithm, output.Folder(path))
+      if processes.is_first():
+        title = f'{setup.task.name}, {setup.topology.name}'
+        output.save_plot(plots.overview({algorithm.name: history}, title), path / 'plot.png')
+        output.save_shards(setup, path)
+        report.print_table([report.summary(history, algorithm)], str(path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
 

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 import decomp
 from decomp import algorithms, data, topology
-from decomp.training import processes
+from decomp.training import checksums, processes
 from decomp.training.steps import Sampling, initial
 from decomp.training.train import program_of_one_run
 
@@ -29,6 +30,12 @@ def main(address, number, output):
 
   assert processes.agree(1.0 + int(number), -int(number)) == [2.0, 0.0]
   assert processes.first_says(f'process {number}') == 'process 0'
+
+  values = np.arange(24, dtype=np.float32).reshape(8, 3)
+  split = jax.device_put(values, NamedSharding(mesh, PartitionSpec('worker')))
+  assert not split.is_fully_addressable
+  one, other = checksums.checksums({'split': split, 'whole': values}).values()
+  assert one == other != 0
 
   # Only the rows of this process's workers are read.
   task = decomp.tasks.logistic_regression(64, 3)

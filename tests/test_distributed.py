@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -109,6 +111,31 @@ def test_launcher_ends_all_when_one_fails(capfd, monkeypatch):
   out, err = capfd.readouterr()
   assert out == '[1] so it is\n'
   assert err.startswith('error: process 1 ended with exit code 3, and the others were stopped')
+
+
+def test_launcher_passes_signals_on(capfd):
+  """Twice to the launcher, as `timeout` does, and the processes still have time to save."""
+  code = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))
+    print('ready', flush=True)
+    time.sleep(100)
+  """
+  child = [sys.executable, '-c', textwrap.dedent(code)]
+  before = signal.getsignal(signal.SIGTERM)
+
+  def send():
+    while capfd.readouterr().out.count('ready') < 1:
+      time.sleep(0.05)
+    for _ in range(2):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  thread = threading.Thread(target=send)
+  thread.start()
+  assert launch.supervise([child]) == 128 + signal.SIGTERM
+  thread.join()
+  assert capfd.readouterr().out == '[0] saved\n'
+  assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_launcher_succeeds_quietly(capfd):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -531,7 +532,8 @@ def test_distances_that_have_no_squares_in_float32(size):
 
 def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
   train(steps=EVAL_EVERY, checkpoint_dir=tmp_path)
-  for path in tmp_path.glob('*/history/*'):
-    path.write_text(path.read_text().replace('"diverged"', '"other"'))
-  with pytest.raises(ValueError, match='holds a run of an earlier version, which cannot be'):
+  config = json.loads((tmp_path / 'config.json').read_text())
+  del config['checksum of the above']
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(ValueError, match='or of an earlier version'):
     train(checkpoint_dir=tmp_path, resume=True)

@@ -1,13 +1,17 @@
 """Checkpoints of a training run, through Orbax: asynchronous, atomic, the last few kept.
 
 A directory belongs to one run. It holds the run's configuration (``config.json``) and a directory
-per step, which appears only once it is complete.
+per step, which appears only once it is complete. Checksums of all arrays, of the metrics and of the
+configuration are kept with each step: what is damaged or of another run is never restored.
 """
 
+import contextlib
+import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+
+from decomp.training import configuration, folders, processes
+from decomp.training.checksums import checksums
+from decomp.training.configuration import DamagedError
 
 __all__ = ['Checkpoint', 'Checkpointer']
 
@@ -64,12 +73,27 @@ class Checkpointer:
       keep: How many checkpoints to keep, the latest ones.
       ignore: Keys of `config` that may differ from those the run was started with.
     """
-    path = Path(directory).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    check_config(path / 'config.json', config, ignore)
-    logging.getLogger('absl').addFilter(_is_not_chatter)
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    self._manager = ocp.CheckpointManager(path, options=options)
+    self._path = Path(directory).absolute()
+    self._saving: int | None = None
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(folders.locked(self._path))
+      self._config = configuration.check(self._path / 'config.json', config, ignore)
+      _quieten_orbax()
+      options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        cleanup_tmp_directories=True,
+        # Threads that wait for a folder which can't be made would wait for 20 minutes.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+      )
+      # The form that is read below, also if it should be another by default one day.
+      arrays = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)
+      registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+      registry.add('state', ocp.args.PyTreeSave, arrays)
+      with folders.written(self._path):
+        self._manager = ocp.CheckpointManager(
+          self._path, options=options, handler_registry=registry
+        )
+      self._lock = stack.pop_all()
 
   def save(self, step: int, state: Any, history_rows: Sequence[Any]) -> None:
     """Starts to save in the background; a step that is already there is left as it is.
@@ -90,13 +114,22 @@ class Checkpointer:
       )
     # Written out later, while the run goes on to append: hence a copy, which also shows at once
     # whether the rows are JSON.
-    history = {'rows': json.loads(json.dumps(history_rows)), 'form': _form(state)}
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(_stored(state)), history=ocp.args.JsonSave(history)
-      ),
-    )
+    stored = _stored(state)
+    history = {
+      'rows': json.loads(json.dumps(history_rows)),
+      'form': _form(state),
+      'arrays': checksums(stored),
+      'config': self._config,
+    }
+    history = configuration.signed(history)
+    with self._told():
+      self._saving = step
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.PyTreeSave(stored), history=ocp.args.JsonSave(history)
+        ),
+      )
 
   def restore(
     self, like: Any, complete: Callable[[Any], Any] = lambda state: state
@@ -112,41 +145,38 @@ class Checkpointer:
 
     Returns:
       The checkpoint, or None if there is none.
+
+    Raises:
+      ValueError: It is damaged, of another run, or of another form than `like`. Where it is
+        damaged, the sentence says which older one is not.
     """
-    self._manager.wait_until_finished()
-    step = self._manager.latest_step()
-    if step is None:
-      return None
-    history = self._read(step, history=ocp.args.JsonRestore()).history
-    like = like(history['rows']) if callable(like) else like
-    there, here = history['form'], _form(like)
-    lines = [line for name, line in _differences(there, here).items() if not _is_carried(name)]
-    if lines:
-      raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
-    # Orbax commits every jax.Array to devices, after which jit refuses to combine it with arrays
-    # elsewhere: what is not committed is read through NumPy.
-    target = {
-      name: np.empty(leaf.shape, leaf.dtype) if _is_unplaced(leaf) else leaf
-      for name, leaf in _stored(like).items()
-      if name in there
-    }
-    unused = {name: _array(form) for name, form in there.items() if name not in here}
-    target |= {name: array for name, array in unused.items() if array.size}
-    saved = self._read(step, state=ocp.args.StandardRestore(target)).state
+    self.wait()
+    damaged: dict[str, str] = {}
+    steps = [int(entry.name) for entry in self._path.iterdir() if entry.name.isdigit()]
+    for step in sorted(steps, reverse=True):
+      try:
+        found = self._read(step, like, complete)
+      except DamagedError as error:
+        damaged[str(self._path / str(step))] = str(error)
+      else:
+        if not damaged:
+          return found
+        advice = f'remove {" and ".join(damaged)} to go on from step {step}'
+        raise ValueError(f'{"; ".join(damaged.values())}: {advice}')
+    if damaged:
+      advice = 'no older checkpoint is whole; choose another folder to begin anew'
+      raise ValueError(f'{"; ".join(damaged.values())}: {advice}')
+    return None
 
-    def restored(name: str, leaf: Any) -> Any:
-      if name not in saved:
-        return jnp.zeros(leaf.shape, leaf.dtype, device=getattr(leaf, 'sharding', None))
-      return jnp.array(saved[name]) if _is_unplaced(leaf) else saved[name]
-
-    leaves = [restored(name, leaf) for name, leaf in _leaves(like).items()]
-    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    whole = here.keys() <= there.keys()
-    return Checkpoint(step, state if whole else complete(state), history['rows'])
+  def wait(self) -> None:
+    """Waits for pending saves, and raises what went wrong in them."""
+    with self._told():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits for pending saves, and raises what went wrong in them."""
-    self._manager.close()
+    """Waits for pending saves, raises what went wrong in them, and lets other runs in."""
+    with self._lock, self._told():
+      self._manager.close()
 
   def __enter__(self) -> Self:
     return self
@@ -154,37 +184,75 @@ class Checkpointer:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _read(self, step: int, **items: Any) -> Any:
-    return self._manager.restore(step, args=ocp.args.Composite(**items))
+  def _read(self, step: int, like: Any, complete: Callable[[Any], Any]) -> Checkpoint:
+    history = self._history(step)
+    like = like(history['rows']) if callable(like) else like
+    there, here = history['form'], _form(like)
+    lines = [
+      line for name, line in configuration.differences(there, here).items() if not _is_carried(name)
+    ]
+    if lines:
+      raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
+    saved = self._arrays(
+      step, {name: leaf for name, leaf in _stored(like).items() if name in there}
+    )
+    found = checksums(saved)
+    if wrong := [name for name in saved if found[name] != history['arrays'][name]]:
+      raise DamagedError(f'{self._path / str(step)} is damaged ({wrong[0]} is not what was saved)')
 
+    # Where the network carried nothing, there is nothing yet; and nothing is in an empty array.
+    leaves = [
+      saved[name]
+      if name in saved
+      else jnp.zeros(leaf.shape, leaf.dtype, device=getattr(leaf, 'sharding', None))
+      for name, leaf in _leaves(like).items()
+    ]
+    state = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    whole = here.keys() <= there.keys()
+    return Checkpoint(step, state if whole else complete(state), history['rows'])
 
-def check_config(path: Path, config: Mapping[str, Any], ignore: Sequence[str] = ()) -> None:
-  """Compares `config` with that of the file, or writes the file if there is none."""
-  text = json.dumps(config, indent=2)
-  if not path.exists():
-    if jax.process_index() == 0:
-      # In two moves, so that no half-written file can be left behind.
-      path.with_suffix('.tmp').write_text(text)
-      path.with_suffix('.tmp').replace(path)
-    return
-  there, here = json.loads(path.read_text()), json.loads(text)
-  lines = [line for key, line in _differences(there, here).items() if key not in ignore]
-  if lines:
-    message = f'{path.parent} belongs to a run with another configuration:'
-    raise ValueError('\n  '.join([message, *lines]))
+  def _history(self, step: int) -> dict[str, Any]:
+    """What was saved beside a state."""
+    history, _ = configuration.read(self._path / str(step) / 'history' / 'metadata')
+    if history['config'] != self._config:
+      raise DamagedError(f'{self._path / str(step)} is of another run than config.json beside it')
+    return history
 
+  def _arrays(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a step, each where `like` has one of its name.
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
-  """Returns a line of text for every key whose value is not the same."""
+    Not through Orbax: an array that cannot be read leaves its other reads behind, which end with
+    tracebacks; and its processes wait for each other, also where one has failed.
+    """
+    base = {'driver': 'file', 'path': f'{self._path / str(step) / "state"}/'}
+    problem, arrays = '', {}
+    try:
+      stores = {
+        name: tensorstore.open(
+          {'driver': 'zarr', 'kvstore': {'driver': 'ocdbt', 'base': base, 'path': name}},
+          open=True,
+          read=True,
+        )
+        for name in like
+      }
+      arrays = {name: _array(stores[name].result(), leaf) for name, leaf in like.items()}
+    except Exception as error:  # of many kinds
+      problem = folders.reason(error)
+    if any(processes.agree(bool(problem))):
+      reason = problem or 'another process has failed'
+      raise DamagedError(f'{self._path / str(step)} is damaged ({reason})')
+    return arrays
 
-  def shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key], sort_keys=True) if key in values else 'missing'
-
-  return {
-    key: f'{key}: {shown(there, key)} there, {shown(here, key)} here'
-    for key in {**there, **here}
-    if shown(there, key) != shown(here, key)
-  }
+  @contextlib.contextmanager
+  def _told(self) -> Iterator[None]:
+    """Says in one sentence why a checkpoint could not be written."""
+    try:
+      yield
+    except Exception as error:  # of many kinds, from all the libraries that write
+      raise OSError(
+        f'cannot save step {self._saving} in {self._path} ({folders.reason(error)}): make room '
+        'there or let it be written to, and continue the run from its last checkpoint'
+      ) from error
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
@@ -205,10 +273,14 @@ def _form(tree: Any) -> dict[str, str]:
   return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in _leaves(tree).items()}
 
 
-def _array(form: str) -> np.ndarray:
-  """An array of the dtype and shape that `_form` has written."""
-  dtype, _, shape = form.partition('[')
-  return np.empty(json.loads(f'[{shape}'), jnp.dtype(dtype))
+def _array(store: Any, like: Any) -> Any:
+  """The array of a store where `like` has its own: not committed to a device if that is not."""
+  if isinstance(like, jax.Array | jax.ShapeDtypeStruct) and not _is_unplaced(like):
+    return jax.make_array_from_callback(
+      like.shape, like.sharding, lambda i: np.asarray(store[i].read().result(), like.dtype)
+    )
+  whole = np.asarray(store.read().result(), like.dtype)
+  return jnp.array(whole) if _is_unplaced(like) else whole
 
 
 def _is_carried(name: str) -> bool:
@@ -216,9 +288,20 @@ def _is_carried(name: str) -> bool:
   return '.pull' in name
 
 
-def _is_not_chatter(record: logging.LogRecord) -> bool:
-  """Drops what Orbax tells about its progress, and keeps its warnings."""
-  return record.levelno >= logging.WARNING or 'orbax' not in Path(record.pathname).parts
+@functools.cache
+def _quieten_orbax() -> None:
+  """Drops what Orbax tells of its progress, and of what goes wrong: it raises that, too.
+
+  A write that fails leaves others behind, which then find the loop closed that was to hear of them.
+  """
+  told = sys.unraisablehook
+
+  def tell(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      told(unraisable)
+
+  sys.unraisablehook = tell
+  logging.getLogger('absl').addFilter(lambda record: 'orbax' not in Path(record.pathname).parts)
 
 
 def _is_unplaced(like: Any) -> bool:

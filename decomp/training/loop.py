@@ -1,11 +1,10 @@
-"""The host's side of training: rows of metrics, checkpoints, progress, Ctrl-C and divergence."""
+"""The host's side of training: rows of metrics, checkpoints, progress, signals and divergence."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from decomp.base import PyTree
 from decomp.engine.simulation import Simulation
 from decomp.training import history as histories
+from decomp.training import signals
 from decomp.training.history import History, Row
 from decomp.training.processes import agree
 from decomp.training.program import Members, Program
@@ -153,25 +153,31 @@ class Loop:
     if not self._histories[0]:
       self._look(is_row=True)
     self._bar.start_at(self._done + step * len(self._runs))
-    with _Interrupts() as interrupts:
+    stop = Stop()
+    with signals.caught(stop.note):
       try:
         while step < steps and not self._over.all():
           row_at = histories.next_row(step, steps, eval_every)
-          # A second's worth of steps at a time: the bar moves, and Ctrl-C is heard.
+          # A second's worth of steps at a time: the bar moves, and signals are heard.
           step = self._advance(min(row_at, step + max(1, int(self._pace))), row_at)
           last = self._histories[0][-1] if len(self._runs) == 1 else {}
           self._bar.update(self._done + step * len(self._runs), last)
           late = time.monotonic() - self._saved_at >= self._checkpoints.seconds
           late = late or step == steps or bool(self._over.all())
-          due, interrupted, self._pace = agree(late, interrupts.count, self._pace)
+          due, stopped, self._pace = agree(late, stop.number, self._pace)
           if due:
             self._save()
-          if interrupted:
-            raise KeyboardInterrupt
+          if stopped:
+            raise KeyboardInterrupt(int(stopped))
       except KeyboardInterrupt:
-        if interrupts.count < 2:
+        if not stop.at_once:
           self._save()
         raise
+      finally:
+        if self._checkpointer and not stop.at_once:
+          self._checkpointer.wait()
+      if stop.number:  # it came while the last checkpoint was written
+        raise KeyboardInterrupt(stop.number)
     for number, history in enumerate(self._histories):
       if not history.diverged:
         self._end(number, None, *self._program.end(self._carry, number))
@@ -244,33 +250,27 @@ class Loop:
 
   def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
     """The form of what `_save` has saved with this record."""
-    if any('diverged' not in one for one in record):
-      raise ValueError(
-        'checkpoint_dir holds a run of an earlier version, which cannot be continued: choose '
-        'another directory'
-      )
     ended = [str(number) for number, one in enumerate(record) if one['diverged']]
     return self._carry, np.float64(0), dict.fromkeys(ended, self._program.end_shape)
 
 
-class _Interrupts:
-  """Counts Ctrl-C instead of raising: the arrays of a step under way are donated, not to be saved.
+class Stop:
+  """Notes a signal instead of raising: the arrays of a step under way are donated, not to be saved.
 
-  A second Ctrl-C does not wait.
+  A second Ctrl-C does not wait. Other signals may well come twice: `timeout` and schedulers send
+  them to a process and to its group.
+
+  Attributes:
+    number: the signal; 0 for none.
+    at_once: whether there was a second Ctrl-C.
   """
 
-  count = 0
+  number = 0
+  at_once = False
 
-  def __enter__(self) -> _Interrupts:
-    if threading.current_thread() is threading.main_thread():  # signals go to no other
-      self._before: Any = signal.signal(signal.SIGINT, self._note)
-    return self
-
-  def __exit__(self, *_: Any) -> None:
-    if hasattr(self, '_before'):
-      signal.signal(signal.SIGINT, self._before)
-
-  def _note(self, *_: Any) -> None:
-    self.count += 1
-    if self.count > 1:
-      raise KeyboardInterrupt
+  def note(self, number: int, *_: Any) -> None:
+    """Handles a signal."""
+    if self.number and number == signal.SIGINT:
+      self.at_once = True
+      raise KeyboardInterrupt(number)
+    self.number = self.number or number

@@ -13,13 +13,20 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
+def gather(values: np.ndarray) -> np.ndarray:
+  """The values of each process, [processes, ...]."""
+  if jax.process_count() == 1:
+    return values[None]
+  from jax.experimental import multihost_utils
+
+  return multihost_utils.process_allgather(values)
+
+
 def agree(*values: float) -> list[float]:
   """The largest of each value over all processes."""
   if jax.process_count() == 1:
     return list(values)
-  from jax.experimental import multihost_utils
-
-  return multihost_utils.process_allgather(np.array(values, np.float32)).max(0).tolist()
+  return gather(np.array(values, np.float32)).max(0).tolist()
 
 
 def first_says(text: str) -> str:

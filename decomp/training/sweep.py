@@ -4,9 +4,9 @@ The runs, its members, differ in numbers only, so that one compiled loop takes t
 `decomp.training.program`. Here they are made.
 """
 
+import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from decomp.engine.simulation import simulate
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
 from decomp.topology import Topology
-from decomp.training import arguments
+from decomp.training import arguments, configuration, folders
 from decomp.training.history import History, Row
 from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.processes import first_says
@@ -200,11 +200,14 @@ def sweep(
     return Checkpoints(folder, checkpoint_seconds, resume, facts, ignore)
 
   rows_every, ignore = arguments.interval(eval_every, steps)
-  known = members_at_once or _begun_with(checkpoint_dir, resume)
-  groups = _groups(len(points), known or len(points))
-  program = program_of(groups[0])
   histories: list[History] = []
-  with Progress(progress, f'{len(points)} runs', steps * len(points)) as bar:
+  with (
+    folders.locked(Path(checkpoint_dir)) if checkpoint_dir else contextlib.nullcontext(),
+    Progress(progress, f'{len(points)} runs', steps * len(points)) as bar,
+  ):
+    known = members_at_once or _begun_with(checkpoint_dir, resume)
+    groups = _groups(len(points), known or len(points))
+    program = program_of(groups[0])
     if known is None:
       program.compile()
       most = _MEMORY * _memory_of_a_device(devices.size if devices else 1)
@@ -274,14 +277,16 @@ def _groups(count: int, at_once: int) -> list[list[int]]:
 
 def _begun_with(directory: str | None, resume: bool) -> int | None:
   """How many runs at once the sweep in this directory was begun with; None if there is none."""
-  path = Path(directory or '', _SWEEP)
-  text = first_says(path.read_text() if directory and path.exists() else '')
-  if text and not resume:
+  path, own = Path(directory or '', _SWEEP), 0
+  if directory and path.exists():
+    own = configuration.begun(path)[0]['members_at_once']
+  at_once = int(first_says(str(own)))
+  if at_once and not resume:
     raise ValueError(
       'checkpoint_dir holds a sweep already: pass resume=True to continue it, or choose another '
       'directory'
     )
-  return json.loads(text)['members_at_once'] if text else None
+  return at_once or None
 
 
 def _note(directory: str | None, points: Sequence[Point], at_once: int) -> None:
@@ -290,10 +295,8 @@ def _note(directory: str | None, points: Sequence[Point], at_once: int) -> None:
   Last bits depend on how many run at once, and so do the folders.
   """
   if directory:
-    from decomp.training.checkpoint import check_config  # here, because Orbax takes long to import
-
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    check_config(Path(directory, _SWEEP), {'members_at_once': at_once, 'runs': points})
+    noted = {'members_at_once': at_once, 'runs': points}
+    configuration.check(Path(directory, _SWEEP), noted)
 
 
 def _memory_of_a_device(count: int) -> float:

@@ -69,8 +69,8 @@ def train(
     network: such as `decomp.cost.lan('100Mbps', '5ms')`: rows then have simulated_seconds, what
       the run would have taken there.
     checkpoint_dir: where to keep checkpoints; None for none.
-    checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, and at the
-      end.
+    checkpoint_seconds: a checkpoint is written when the last one is this old, on Ctrl-C, SIGTERM
+      and SIGHUP, and at the end.
     resume: whether to continue from the newest checkpoint in `checkpoint_dir`, if there is one.
     config: more facts of the run, which the run that resumes it must share; the optimizer is one
       that the algorithm does not tell.

@@ -6,35 +6,47 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import IO, Any, cast
+from collections.abc import Sequence
+from typing import IO, cast
+
+from decomp.training import signals
 
 GRACE = 10.0
 """Seconds after one has failed in which the others may end by themselves."""
 
 TIME_TO_SAVE = 60.0
-"""Seconds that processes have after Ctrl-C."""
+"""Seconds that processes have after a signal."""
 
 
 def supervise(commands: Sequence[Sequence[str]]) -> int:
   """Runs commands side by side until all have ended; if one fails, the others are stopped.
 
   What they print appears with the number of the process in front; the first one's progress bar as
-  it is. Ctrl-C reaches all of them, and they have time to save what they have; a second one kills
-  them.
+  it is. Ctrl-C and other signals that end programs reach all of them, and they have time to save
+  what they have; a second Ctrl-C kills them.
 
   Args:
     commands: each with its arguments.
 
   Returns:
-    0 if all went well, else 1.
+    0 if all went well, 128 + the number of a signal that ended them, else 1.
   """
-  interrupts = 0
+  received: list[int] = []
+  with signals.caught(lambda number, _: received.append(number)):
+    failed, outcome = _run(commands, received)
+  if received:
+    return 128 + received[0]
+  if failed is not None:
+    print(
+      f'error: process {failed} {outcome}, and the others were stopped; the same command with '
+      '--resume continues from the last checkpoint',
+      file=sys.stderr,
+    )
+  return 0 if failed is None else 1
 
-  def interrupt(*_: Any) -> None:
-    nonlocal interrupts
-    interrupts += 1
 
+def _run(commands: Sequence[Sequence[str]], received: list[int]) -> tuple[int | None, str]:
+  """Runs them to their end; returns the first that failed, if any, and how."""
   # Each in a session of its own: the terminal's Ctrl-C would else reach them once from the terminal
   # and once from here.
   running = [
@@ -50,26 +62,17 @@ def supervise(commands: Sequence[Sequence[str]]) -> int:
     for number, command in enumerate(commands)
   ]
   threads = [_echo(number, cast(IO[str], process.stdout)) for number, process in enumerate(running)]
-  before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
   try:
-    failed = _wait(running, lambda: interrupts)
+    failed = _wait(running, received)
   finally:
     for process, thread in zip(running, threads, strict=True):
       process.kill()
       process.wait()
       thread.join()
-    for number, handler in before.items():
-      signal.signal(number, handler)
-  if failed is not None and not interrupts:
-    print(
-      f'error: process {failed} {_outcome(running[failed])}, and the others were stopped; the same '
-      'command with --resume continues from the last checkpoint',
-      file=sys.stderr,
-    )
-  return 1 if failed is not None or interrupts else 0
+  return failed, '' if failed is None else _outcome(running[failed])
 
 
-def _wait(running: Sequence[subprocess.Popen[str]], interrupts: Callable[[], int]) -> int | None:
+def _wait(running: Sequence[subprocess.Popen[str]], received: Sequence[int]) -> int | None:
   """Waits until all have ended or time is up; returns the first that failed, if any."""
   passed_on, failed, deadline = 0, None, math.inf
   while True:
@@ -80,12 +83,13 @@ def _wait(running: Sequence[subprocess.Popen[str]], interrupts: Callable[[], int
       failed = min(ended)[1] if ended else None
       if failed is not None:
         deadline = time.monotonic() + GRACE
-    if interrupts() > passed_on:
-      passed_on = interrupts()
+    for number in received[passed_on:]:
+      passed_on += 1
       deadline = time.monotonic() + TIME_TO_SAVE
       for process in running:
-        process.send_signal(signal.SIGINT)
-    if None not in codes or passed_on > 1 or time.monotonic() > deadline:
+        process.send_signal(number)
+    at_once = passed_on > 1 and received[passed_on - 1] == signal.SIGINT
+    if None not in codes or at_once or time.monotonic() > deadline:
       return failed
     time.sleep(0.05)
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 
 import decomp
 from decomp import theory
-from decomp.training import processes
+from decomp.training import folders, processes
 from experiments.common import settings
 
 Writer = Callable[[Mapping[str, Any]], None]
@@ -44,13 +45,18 @@ class Folder:
       def on_row(row: Mapping[str, Any]) -> None:
         if not processes.is_first():
           return
-        if not sinks:
-          self.write_config(**config)
-          sinks.extend(self._open(stack))
-        for sink in sinks:
-          sink(row)
+        with folders.written(self.path):
+          if not sinks:
+            self.write_config(**config)
+            sinks.extend(self._open(stack))
+          for sink in sinks:
+            sink(row)
 
-      yield on_row
+      try:
+        yield on_row
+      finally:
+        with folders.written(self.path):
+          stack.close()
 
   def _open(self, stack: contextlib.ExitStack) -> Iterator[Writer]:
     yield _jsonl(stack, self.path / 'metrics.jsonl')
@@ -91,6 +97,14 @@ def look(
   return found
 
 
+@contextlib.contextmanager
+def own_folder(name: str) -> Iterator[Path]:
+  """The folder of `choose_folder`, which no other run can use meanwhile."""
+  path = choose_folder(name)
+  with folders.locked(path):
+    yield path
+
+
 def choose_folder(name: str) -> Path:
   """--output, or the first unused runs/NAME-K; with --resume the newest one that is there.
 
@@ -104,7 +118,9 @@ def choose_folder(name: str) -> Path:
 def _choose_folder(name: str) -> Path:
   if settings.OUTPUT.value:
     path = Path(settings.OUTPUT.value)
-    if (path / 'config.json').exists() and not settings.RESUME.value:
+    with folders.written(path):
+      is_used = (path / 'config.json').exists()
+    if is_used and not settings.RESUME.value:
       raise ValueError(
         f'--output={path} holds a run already: add --resume to continue it, or choose another'
       )
@@ -119,8 +135,9 @@ def _choose_folder(name: str) -> Path:
 
 
 def slug(text: str) -> str:
-  """`text` as a file name."""
-  return re.sub(r'[^\w.=]+', '-', text).strip('-')
+  """`text` as a file name, of no more characters than file systems take."""
+  name = re.sub(r'[^\w.=]+', '-', text).strip('-')
+  return name if len(name) < 200 else f'{name[:190]}-{zlib.crc32(text.encode()):08x}'
 
 
 def for_json(found: Any, digits: int = 17) -> Any:
@@ -136,8 +153,9 @@ def for_json(found: Any, digits: int = 17) -> Any:
 
 def write_json(path: Path, found: Any) -> None:
   """Writes a file, and makes its folder."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(found, indent=2) + '\n')
+  with folders.written(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + '\n')
 
 
 def write_rows(path: Path, found: Mapping[str, Any]) -> None:
@@ -162,7 +180,8 @@ def save_plot(figure: Any, path: Path) -> None:
   """Writes a figure, and frees it."""
   import matplotlib.pyplot as plt
 
-  figure.savefig(path, dpi=120)
+  with folders.written(path):
+    figure.savefig(path, dpi=120)
   plt.close(figure)
 
 

@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from jax.sharding import Mesh
 import decomp
 from decomp import algorithms, compressors, cost, models, schedules, spec, tasks, topology
 from decomp.tasks.data import Partition, partition
+from decomp.training import signals
 
 IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
 
@@ -155,6 +157,8 @@ def start(argv: Sequence[str]) -> None:
   """What every program does first: makes CPU devices before JAX starts, and keeps JAX quiet."""
   if len(argv) > 1:
     sys.exit(f'error: unexpected argument {argv[1]!r}: every setting is a --flag=value')
+  # What was imported meanwhile may now clean up: see `experiments`.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   logging.set_verbosity(logging.WARNING)
   make_devices(HOST_DEVICES.value or DEVICES.value or os.cpu_count() or 1)
 
@@ -171,14 +175,20 @@ def mistakes_in_one_line(
   """Ends the program with one sentence where the user can do something about it.
 
   Args:
-    stopped: what to say after Ctrl-C.
+    stopped: what to say after Ctrl-C, or another signal that ends programs.
   """
   try:
-    yield
-  except (ValueError, FileNotFoundError) as error:
+    with signals.caught(signals.interrupt):
+      yield
+  except (ValueError, OSError) as error:
     sys.exit(f'error: {error}')
-  except KeyboardInterrupt:
-    sys.exit(f'\n{stopped}')
+  except KeyboardInterrupt as error:
+    text = f'\n{stopped}'
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+      print(text, file=sys.stderr)
+    end = SystemExit(text)
+    end.code = 128 + signals.number_of(error)
+    raise end from None
 
 
 def build_setup() -> Setup:

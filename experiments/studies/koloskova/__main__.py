@@ -99,16 +99,16 @@ def main(argv: Sequence[str]) -> None:
   settings.start(argv)
   with settings.mistakes_in_one_line():
     setup = settings.build_setup()
-    path = output.choose_folder(f'koloskova-{setup.task.name}-{setup.topology.name}')
-    output.say(f'{setup.task.name} on {setup.topology}, {setup.steps} steps -> {path}')
-    output.Folder(path).write_config(learning_rates=LEARNING_RATES.value)
-    reference = tuned(setup, 'allreduce', math.inf, path)[1][-1]['test_accuracy']
-    output.say(f'allreduce: {reference:.2%}')
-    cells: list[Cell] = []
-    for cell in run(setup, reference, path, read(path) if settings.RESUME.value else []):
-      cells.append(cell)
-      output.say(f'[{len(cells)}/{len(COLUMNS) * len(ALGORITHMS)}] {describe(cell)}')
-      write(path, cells, reference)
+    with output.own_folder(f'koloskova-{setup.task.name}-{setup.topology.name}') as path:
+      output.say(f'{setup.task.name} on {setup.topology}, {setup.steps} steps -> {path}')
+      output.Folder(path).write_config(learning_rates=LEARNING_RATES.value)
+      reference = tuned(setup, 'allreduce', math.inf, path)[1][-1]['test_accuracy']
+      output.say(f'allreduce: {reference:.2%}')
+      cells: list[Cell] = []
+      for cell in run(setup, reference, path, read(path) if settings.RESUME.value else []):
+        cells.append(cell)
+        output.say(f'[{len(cells)}/{len(COLUMNS) * len(ALGORITHMS)}] {describe(cell)}')
+        write(path, cells, reference)
   report.print_table(table(cells), f'{setup.task.name}: theirs -> here, in % of test accuracy')
   print(agreement(cells))
 
