@@ -10,6 +10,7 @@ import optax
 import decomp
 from decomp import algorithms, tasks, theory, topology
 from decomp.base import PyTree
+from decomp.tasks.data import partition
 
 SIZE = 65_536
 TASKS: Mapping[str, tuple[Callable[[], decomp.Task], optax.GradientTransformation, int]] = {
@@ -34,7 +35,7 @@ def of_run(name: str) -> tuple[PyTree, PyTree]:
   task, graph = make(), topology.ring(4)
   sim = decomp.simulate(algorithms.d_psgd(optimizer), graph)
   params, model_state = jax.jit(task.init)(jax.random.key(0))
-  shards = decomp.data.iid(task.train['label'], graph.num_workers)
+  shards = partition.iid(task.train['label'], graph.num_workers)
   gradients = theory.task_gradients(task, model_state, shards, batch_size=16)
 
   @jax.jit
