@@ -155,7 +155,7 @@ def test_receivers_are_rows():
     (lambda: topology.ring(2.5), 'num_workers=2.5'),
     (lambda: topology.torus(4, 0), 'columns=0'),
     (lambda: topology.hypercube(6), 'num_workers=6: a hypercube needs a power of two, such as 8'),
-    (lambda: topology.one_peer_exponential(1), 'at least 2'),
+    (lambda: topology.one_peer_exponential(1), 'from 2 to 2048'),
     (lambda: topology.erdos_renyi(8, p=0), 'p=0'),
     (lambda: topology.erdos_renyi(50, p=0.001), r'use p above ln\(n\)/n = 0.0782'),
     (lambda: topology.from_matrix([[1, 0]]), r'shape \(1, 2\)'),

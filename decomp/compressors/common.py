@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from decomp.base import Compressor, PyTree
+from decomp.checks import is_whole as is_whole
+from decomp.checks import whole
 from decomp.compressors.rounding import DITHERS, Rounding, dithers_of, join, round_quarters
 from decomp.engine import wire
 from decomp.engine.cpu.loops import once, pieces
@@ -124,16 +126,9 @@ def from_rows(x: jax.Array, like: Any) -> jax.Array:
   return x.reshape(-1)[: like.size].reshape(like.shape)
 
 
-def is_whole(value: Any) -> bool:
-  """Whether it is a whole number, of Python's or NumPy's."""
-  return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def check_bits(value: Any, least: int, most: int) -> int:
   """`bits` as an int, or a ValueError that says what is allowed."""
-  if not is_whole(value) or not least <= value <= most:
-    raise ValueError(f'bits={value!r}: must be a whole number from {least} to {most}')
-  return int(value)
+  return whole('bits', value, least, most)
 
 
 def check_dither(value: str) -> str:
