@@ -17,7 +17,7 @@ from absl import app, flags
 
 from decomp import plots
 from decomp.training import processes
-from experiments.common import output, report, settings
+from experiments.common import launch, output, report, settings
 
 ALGORITHM = flags.DEFINE_string('algorithm', 'dcd_psgd', f'{settings.ALGORITHM_HELP}.')
 flags.adopt_module_key_flags(settings)
@@ -36,6 +36,7 @@ def run() -> None:
     algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     folder = output.Folder(output.choose_folder(name))
+    launch.check_shared(folder.path)
     output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}')
     output.say_verdict(setup, algorithm)
     history = settings.run(setup, algorithm, folder)
