@@ -203,6 +203,14 @@ def test_what_would_be_right(train, given, words):
   assert words in found
 
 
+def test_a_folder_that_cannot_be_made(train, tmp_path):
+  (tmp_path / 'file').touch()
+  output = tmp_path / 'file' / 'folder'
+  error = train.error(*TINY, '--algorithm=d_psgd', '--smoke', f'--output={output}')
+  assert error.startswith(f'error: {tmp_path / "file"}')
+  assert error.endswith(': Not a directory')
+
+
 def test_an_error_inside_is_one_sentence_with_its_cause():
   def broken(size):
     return [][size]

@@ -427,6 +427,12 @@ def test_mistakes(program, tmp_path, args, message):
   assert not output.exists()
 
 
+@pytest.mark.parametrize('text', ['', '=', 'a', 'a=', '=1', 'a=1,', 'a=x', 'a=inf', 'a b=1', '1=1'])
+def test_grids_of_nonsense(program, text):
+  with pytest.raises(ValueError, match=r'must be like learning_rate=0\.05,0\.1,0\.2'):
+    program.module.read_grids([text])
+
+
 def cell(x, y, mean, diverged=0, metric='test_loss'):
   more = {'metric': metric, 'mean': mean, 'std': 0.5, 'seeds': 3, 'diverged': diverged}
   return {'rate': x, 'consensus': y, **more}

@@ -203,10 +203,13 @@ def mistakes_in_one_line(
   """
   try:
     yield
-  except (ValueError, FileNotFoundError) as error:
+  except OSError as error:
+    named = error.strerror is not None and error.filename is not None
+    sys.exit(f'error: {error.filename}: {error.strerror}' if named else f'error: {error}')
+  except ValueError as error:
     sys.exit(f'error: {error}')
-  except (OSError, MemoryError) as error:
-    sys.exit(f'error: {type(error).__name__}: {error}')
+  except MemoryError as error:
+    sys.exit(f'error: too little memory ({str(error) or "none is left"})')
   except KeyboardInterrupt:
     sys.exit(f'\n{stopped}')
 
