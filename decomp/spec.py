@@ -266,7 +266,7 @@ def _apply(
     _check_ranges(call.name, bound.arguments)
   try:
     return function(*bound.args, **bound.kwargs)
-  except OSError:
+  except (OSError, Warning):  # warnings are raised for those who want them to be
     raise
   except Exception as error:
     if isinstance(error, ValueError) and package != 'optax' and _raised_in(package, error):

@@ -16,7 +16,10 @@ from decomp import compressors, cost, models, spec, tasks, topology
 from decomp.tasks.data import partition
 from decomp.training import arguments
 
-pytestmark = pytest.mark.usefixtures('as_users_have_it')
+pytestmark = [
+  pytest.mark.usefixtures('as_users_have_it'),
+  pytest.mark.filterwarnings('ignore:.* which is biased'),
+]
 
 LITERALS = """
   None True 0 -1 1 2 7 1000000000 99999999999999999999 0.5 -0.5 1e999 -1e999 1e300 1e-300 1j
