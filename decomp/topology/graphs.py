@@ -21,7 +21,7 @@ if TYPE_CHECKING:
   import networkx as nx
 
 MOST_WORKERS = 4096
-"""A matrix of so many workers takes 134 MB, and its spectrum half a minute."""
+"""A matrix of so many workers takes 134 MB, and its spectrum may take minutes."""
 
 
 def ring(num_workers: int) -> Topology:

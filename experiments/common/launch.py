@@ -21,7 +21,6 @@ GRACE = 10.0
 TIME_TO_SAVE = 60.0
 """Seconds that processes have after Ctrl-C."""
 
-
 SEEN_WITHIN = 5.0
 """Seconds that a file may take to be seen elsewhere; network file systems are late at times."""
 
