@@ -185,3 +185,12 @@ def test_plot_draws_every_worker_and_edge(topo):
 def test_roundings_below_zero_are_taken_for_zero():
   matrix = np.array([[1 + 1e-17, -1e-17], [-1e-17, 1 + 1e-17]])
   np.testing.assert_array_equal(topology.from_matrix(matrix).matrix, np.eye(2))
+
+
+@pytest.mark.parametrize(('n', 'p', 'seed'), [(1, 0.5, 0), (30, 0.2, 3), (40, 1.0, 1)])
+def test_random_graphs_are_those_of_networkx(n, p, seed):
+  """The first of networkx's that is connected, drawn from the same seeds."""
+  seeds = np.random.default_rng(seed)
+  draws = (nx.gnp_random_graph(n, p, seed=int(seeds.integers(2**31))) for _ in range(1000))
+  expected = topology.from_graph(next(filter(nx.is_connected, draws)))
+  np.testing.assert_array_equal(topology.erdos_renyi(n, p, seed).matrix, expected.matrix)
