@@ -10,8 +10,10 @@ evaluation), plot.png and checkpoints/. Ctrl-C is safe, and --resume continues. 
 --flagfile=experiments/flags/NAME.flags; what follows on the command line overrides them.
 """
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import app, flags
 
@@ -37,6 +39,7 @@ def run() -> None:
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     folder = output.Folder(output.choose_folder(name))
     launch.check_shared(folder.path)
+    say_who_goes_on(folder.path)
     output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {folder.path}')
     output.say_verdict(setup, algorithm)
     history = settings.run(setup, algorithm, folder)
@@ -47,6 +50,19 @@ def run() -> None:
     report.print_table([report.summary(history, algorithm)], str(folder.path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
+
+
+def say_who_goes_on(folder: Path) -> None:
+  """Says so where a run goes on in another number of processes, which add in another order."""
+  file = folder / 'config.json'
+  if settings.RESUME.value and file.exists():
+    now = settings.environment()['processes']
+    before = json.loads(file.read_text())['environment'].get('processes', now)
+    if before != now:
+      output.say(
+        f'begun in {before} processes, goes on in {now}: last bits differ from those of a run that '
+        'was not stopped'
+      )
 
 
 if __name__ == '__main__':

@@ -87,6 +87,8 @@ def test_a_process_dies_and_others_go_on_with_its_run(tmp_path):
     job = start('-m', f'experiments.{program}', *RUN, f'--output={output}', *extra)
     printed = job.communicate(timeout=300)[0]
     assert job.returncode == 0, printed
+    told = 'processes, goes on in' in printed
+    assert told == ('--resume' in extra)  # each time in another number of them
   assert f'[0] {broken}' in printed
   assert '[1] error' not in printed
 

@@ -409,7 +409,7 @@ def settings() -> dict[str, Any]:
   return {holder.name: holder.value for holder in ours}
 
 
-def environment() -> dict[str, str]:
+def environment() -> dict[str, Any]:
   """What else a reader of the results should know."""
   return {
     'decomp': decomp.__version__,
@@ -417,6 +417,7 @@ def environment() -> dict[str, str]:
     'python': platform.python_version(),
     'machine': f'{processor()}, {os.cpu_count()} cores',
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processes': jax.process_count(),
   }
 
 
