@@ -115,7 +115,7 @@ def test_a_biased_compressor_is_a_warning(name):
     (lambda: algorithms.d_psgd({}), 'optimizer={}'),
     (lambda: compressors.fixed_grid(4, '1'), "limit='1'"),
     (lambda: compressors.fixed_grid(4, 1e39), r'limit=1e\+39'),
-    (lambda: train(shards='by_lable'), "unknown partition 'by_lable'; did you mean 'by_label'"),
+    (lambda: train(shards='by_lable'), "shards='by_lable': unknown partition 'by_lable'; did"),
     (lambda: train(shards='dirichlet'), "missing a required argument: 'alpha'"),
     (lambda: train(shards=[[0], [1]]), r"'dirichlet\(0.1\)', or a Partition"),
     (lambda: train(seed=2**32), 'seed=4294967296: must be a whole number from 0 to 2147483647'),

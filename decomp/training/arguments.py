@@ -43,20 +43,28 @@ def check(
     raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
 
 
+def deal(text: str, task: Task, num_workers: int, seed: int) -> Partition:
+  """The shards that a text such as 'dirichlet(0.1)' stands for."""
+  labels, examples = task.train.get('label'), len(next(iter(task.train.values())))
+  if labels is None and spec.parse(text).name != 'iid':
+    raise ValueError(f"task={task.name} has no train['label'] to go by")
+  labels = np.asarray(labels)
+  families = {
+    'iid': functools.partial(partition.iid, np.zeros(examples), num_workers),
+    'by_label': functools.partial(partition.by_label, labels, num_workers),
+    'dirichlet': functools.partial(partition.dirichlet, labels, num_workers),
+  }
+  return spec.build(text, families, kind='partition', seed=seed)
+
+
 def divide(shards: Partition | str, task: Task, topology: Topology, seed: int) -> Partition:
   """The shards that a run's arguments mean."""
   n, examples = topology.num_workers, len(next(iter(task.train.values())))
   if isinstance(shards, str):
-    labels = task.train.get('label')
-    if labels is None and spec.parse(shards).name != 'iid':
-      raise ValueError(f"shards={shards!r}: task={task.name} has no train['label'] to go by")
-    labels = np.asarray(labels)
-    families = {
-      'iid': functools.partial(partition.iid, np.zeros(examples), n),
-      'by_label': functools.partial(partition.by_label, labels, n),
-      'dirichlet': functools.partial(partition.dirichlet, labels, n),
-    }
-    return spec.build(shards, families, kind='partition', seed=seed)
+    try:
+      return deal(shards, task, n, seed)
+    except ValueError as error:
+      raise ValueError(f'shards={shards!r}: {error}') from error
   if not isinstance(shards, Partition):
     raise ValueError(
       f"shards={shards!r}: must be 'iid', 'by_label', a text such as 'dirichlet(0.1)', or a "

@@ -300,7 +300,7 @@ def check_model(task: decomp.Task, num_workers: int) -> None:
 def build_shards(task: decomp.Task, graph: decomp.Topology, seed: int) -> Partition:
   """The division of the data that --partition and a seed make."""
   with naming('partition', PARTITION.value):
-    return arguments.divide(PARTITION.value, task, graph, seed)
+    return arguments.deal(PARTITION.value, task, graph.num_workers, seed)
 
 
 def build_mesh(graph: decomp.Topology) -> Mesh | None:
