@@ -8,7 +8,11 @@ READY := $(VENV)/.ready
 TPU := $(VENV)/tpu
 LIBTPU := import importlib.metadata as m; print(next(r.split(';')[0] for r in m.requires('jax') if r.startswith('libtpu')))
 
-.PHONY: install test test-gpu-compiler lint demo benchmark clean
+# The lowest versions of everything that pyproject.toml allows, in an environment of their own.
+LOWEST := .venv-lowest
+TESTS ?=
+
+.PHONY: install test test-lowest test-gpu-compiler lint demo benchmark clean
 .DELETE_ON_ERROR:
 
 install: $(READY)
@@ -26,6 +30,13 @@ $(TPU): $(READY)
 
 test: lint $(TPU)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# All tests, or TESTS='tests/test_spec.py ...'.
+test-lowest: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[experiments,notebooks,dev]'
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
 # The compiler of NVIDIA's GPUs takes about 6 GB.
 test-gpu-compiler: $(READY)

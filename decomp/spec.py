@@ -9,16 +9,22 @@ import ast
 import difflib
 import functools
 import inspect
+import math
+import sys
+import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from decomp import algorithms as _algorithms
+from decomp import checks, kinds
 
-__all__ = ['Call', 'Namespace', 'algorithms', 'build', 'optimizers', 'parse']
+__all__ = ['Call', 'Namespace', 'algorithms', 'build', 'check_optimizer', 'optimizers', 'parse']
 
 Namespace = ModuleType | Mapping[str, Callable[..., Any]]
 
@@ -60,6 +66,11 @@ _SCHEDULES = (
   'warmup_cosine_decay_schedule',
   'warmup_exponential_decay_schedule',
 )
+
+
+_BELOW_1 = ('b1', 'b2', 'b3', 'decay', 'momentum', 'rho')
+_NOT_NEGATIVE = ('eps', 'eps_root', 'max_delta', 'max_norm', 'weight_decay', 'weight_decay_rate')
+"""Arguments of optax, which takes any number there."""
 
 
 class Call(NamedTuple):
@@ -134,7 +145,8 @@ def build(
     What the named callable returns.
 
   Raises:
-    ValueError: If the text cannot be read, a name is unknown, or arguments do not fit.
+    ValueError: If the text cannot be read, a name is unknown, or arguments do not fit: those that
+      are not of the kind their annotation says, and whatever else the callable stumbles over.
   """
   call = parse(text)
   parts = (namespace,) if isinstance(namespace, ModuleType | Mapping) else namespace
@@ -150,6 +162,38 @@ def algorithms(optimizer: optax.GradientTransformation) -> dict[str, Callable[..
 def optimizers() -> dict[str, Callable[..., Any]]:
   """Returns the namespace for optimizers: those of optax, its schedules, chain and clipping."""
   return {name: getattr(optax, name) for name in _OPTIMIZERS + _TRANSFORMATIONS + _SCHEDULES}
+
+
+def check_optimizer(optimizer: Any) -> None:
+  """Whether an optimizer takes a step, and not up the gradient.
+
+  optax looks at its arguments when it uses them, and takes a clipping or a learning rate below 0
+  for an optimizer like any other.
+
+  >>> check_optimizer(optax.clip(1.0))
+  Traceback (most recent call last):
+  ValueError: its first step goes up the gradient or is not finite: it needs a part such as sgd(0.1)
+
+  Raises:
+    ValueError: If it is none, or does not.
+  """
+  if not isinstance(optimizer, optax.GradientTransformation):
+    raise ValueError(f'{optimizer!r} is no optimizer: it needs a part such as sgd(0.1)')
+  one = jnp.ones(1)
+  try:
+    with jax.ensure_compile_time_eval():
+      updates, _ = optimizer.update(one, optimizer.init(one), one)
+      step = updates[0]
+      if isinstance(step, jax.core.Tracer):  # a number of a sweep, which are looked at one by one
+        return
+      down = math.isfinite(step) and step <= 0
+  except Exception as error:
+    reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+    raise ValueError(f'it cannot take a step ({reason})') from error
+  if not down:
+    raise ValueError(
+      'its first step goes up the gradient or is not finite: it needs a part such as sgd(0.1)'
+    )
 
 
 def _argument(node: ast.expr, text: str) -> Any:
@@ -208,21 +252,71 @@ def _apply(
   """Calls `function` with the call's arguments, nested specs built first."""
   args = [_value(arg, table) for arg in call.args]
   kwargs = {key: _value(arg, table) for key, arg in call.kwargs.items()}
-  signature = inspect.signature(function)
+  signature = _signature(function)
+  shown = f'{call.name}{_without_annotations(signature)}'
   try:
     given = signature.bind_partial(*args, **kwargs).arguments
     missing = {k: v for k, v in extra.items() if k in signature.parameters and k not in given}
     bound = signature.bind(*args, **kwargs, **missing)
   except TypeError as error:
-    shown = f'{call.name}{_without_annotations(signature)}'
     raise ValueError(f'{call.name}: {error}; its signature is {shown}') from None
-  return function(*bound.args, **bound.kwargs)
+  _check_kinds(call.name, signature, bound.arguments)
+  package = getattr(function, 'func', function).__module__.partition('.')[0]
+  if package == 'optax':
+    _check_ranges(call.name, bound.arguments)
+  try:
+    return function(*bound.args, **bound.kwargs)
+  except (OSError, Warning):  # warnings are raised for those who want them to be
+    raise
+  except Exception as error:
+    if isinstance(error, ValueError) and package != 'optax' and _raised_in(package, error):
+      raise  # it was made to be read
+    reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+    raise ValueError(f'{call.name} cannot use its arguments ({reason}); see {shown}') from error
 
 
 def _value(argument: Any, table: Mapping[str, Callable[..., Any]]) -> Any:
   if isinstance(argument, Call):
     return _apply(_look_up(argument.name, table, 'name'), argument, table, {})
   return argument
+
+
+def _check_kinds(name: str, signature: inspect.Signature, values: Mapping[str, Any]) -> None:
+  """Whether values are of the kinds that the parameters' annotations say."""
+  for key, value in values.items():
+    parameter = signature.parameters[key]
+    several = parameter.kind is parameter.VAR_POSITIONAL
+    for one in value if several else [value]:
+      if parameter.default is not one and not kinds.fits(one, parameter.annotation):
+        wanted = kinds.words(parameter.annotation)
+        shown = ' '.join(repr(one).split())  # a flax module shows itself in several lines
+        raise ValueError(f'{name}: {key}={shown} must be {wanted}')
+
+
+def _raised_in(package: str, error: Exception) -> bool:
+  """Whether an error comes from a package itself, and not from what that calls."""
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  return frame.f_globals['__name__'].partition('.')[0] == package
+
+
+def _check_ranges(name: str, values: Mapping[str, Any]) -> None:
+  """Whether the numbers of an optimizer are in their ranges."""
+  for key, value in values.items():
+    if not checks.is_number(value) or isinstance(value, jax.core.Tracer):
+      continue
+    most = 0.999999 if key in _BELOW_1 else sys.float_info.max
+    least = 0.0 if key in _BELOW_1 + _NOT_NEGATIVE else -sys.float_info.max
+    if not least <= value <= most:
+      allowed = 'from 0 to below 1' if key in _BELOW_1 else 'finite' + ', at least 0' * (least == 0)
+      raise ValueError(f'{name}: {key}={value!r} must be {allowed}')
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+  """The signature, with annotations that are text read where that is possible."""
+  try:
+    return inspect.signature(function, eval_str=True)
+  except NameError:  # what is imported for type checkers only
+    return inspect.signature(function)
 
 
 def _without_annotations(signature: inspect.Signature) -> inspect.Signature:

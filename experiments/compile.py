@@ -20,6 +20,7 @@ the larger of traffic / memory bandwidth and operations / peak rate (float32 in 
 the maker's figures; without what is sent. `estimate` is the compiler's own, where it gives one.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,13 +45,13 @@ def main(argv: Sequence[str]) -> None:
   with settings.mistakes_in_one_line(stopped='stopped'):
     count = settings.DEVICES.value
     flags.FLAGS['devices'].value = None  # they are the target's, not this machine's
-    if TARGET.value.startswith('cpu x'):
-      settings.make_devices(int(TARGET.value.removeprefix('cpu x')))
+    if cpus := re.fullmatch(r'cpu x(\d+)', TARGET.value):
+      settings.make_devices(min(max(1, int(cpus[1])), settings.MOST_DEVICES))
     machine = cost.machine(TARGET.value)
     if count and count > len(machine.devices):
       raise ValueError(f'--devices={count}: {machine.name} has {len(machine.devices)}')
     machine = machine._replace(devices=machine.devices[:count])
-    setup = settings.build_setup()
+    setup = settings.build_setup(here=False)
     texts = dict.fromkeys(['allreduce', *ALGORITHM.value])
     chosen = [settings.build_algorithm(text, setup.steps) for text in texts]
     path = output.choose_folder('compile')

@@ -21,12 +21,13 @@ how well it predicts what experiments.studies.network_bench has measured is told
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +61,8 @@ LINKS = flags.DEFINE_string(
 COMPUTE = flags.DEFINE_string(
   'compute', None, "Seconds of a worker's gradient, such as 20ms; by default measured here."
 )
-STRAGGLING = flags.DEFINE_float(
-  'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', 0.0
+STRAGGLING = settings.define_number(
+  'straggling', 0.0, 'Mean delay of a gradient, exponential, in units of --compute.', most=1e6
 )
 COMPILED = flags.DEFINE_string(
   'compiled',
@@ -82,7 +83,8 @@ def main(argv: Sequence[str]) -> None:
   settings.start(argv)
   with settings.mistakes_in_one_line(stopped='stopped'):
     if MEASURED.value:
-      compare_with(Path(MEASURED.value))
+      with written_by('experiments.studies.network_bench', f'--measured={MEASURED.value}'):
+        compare_with(Path(MEASURED.value))
       return
     point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
     links = spec.build(LINKS.value, {'lan': cost.lan}, kind='links', **point)
@@ -130,7 +132,8 @@ def read_runs() -> list[Entry]:
   entries: dict[tuple[str, str], Entry] = {}
   misses = {}
   for folder in map(Path, RUNS.value or ()):
-    texts = restore(read_json(folder / 'config.json'))
+    with written_by('experiments.train or experiments.compare', f'--runs={folder}'):
+      texts = restore(read_json(folder / 'config.json'))
     setup = settings.build_setup()
     for algorithm in (settings.build_algorithm(text, setup.steps) for text in texts):
       name = algorithm.name, setup.topology.name
@@ -199,7 +202,8 @@ def measure(entries: Sequence[Entry]) -> list[cost.Workload]:
 
 def compiled_seconds(path: Path, name: str) -> tuple[float, float]:
   """Of a step on another machine: that of all-reduce, and what an algorithm takes beyond it."""
-  facts = read_json(path)['algorithms']
+  with written_by('experiments.compile', f'--compiled={path}'):
+    facts = dict(read_json(path)['algorithms'])
   for needed in ('allreduce', name):
     if needed not in facts or facts[needed]['at least'] is None:
       raise ValueError(
@@ -208,6 +212,16 @@ def compiled_seconds(path: Path, name: str) -> tuple[float, float]:
       )
   compute, own = (facts[one]['at least'] for one in ('allreduce', name))
   return compute, max(0.0, own - compute)
+
+
+@contextlib.contextmanager
+def written_by(program: str, flag: str) -> Iterator[None]:
+  """Says so where a file holds something else than the program writes that a flag asks for."""
+  try:
+    yield
+  except (AttributeError, LookupError, TypeError, json.JSONDecodeError) as error:
+    reason = f'{type(error).__name__}: {error}'
+    raise ValueError(f'{flag}: holds something else than {program} writes ({reason})') from error
 
 
 def restore(config: Mapping[str, Any]) -> list[str]:

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 
 import decomp
-from decomp import algorithms, plots
+from decomp import algorithms, checks, plots
 from experiments.common import output, report, settings
 
 ALGORITHM = flags.DEFINE_multi_string(
@@ -145,19 +146,31 @@ def read_grids(texts: Sequence[str]) -> Grids:
   grids: dict[str, list[float]] = {}
   for text in texts:
     name, _, values = text.partition('=')
+    name = name.strip()
     try:
-      grids[name.strip()] = [float(value) for value in values.split(',')]
+      numbers = [float(value) for value in values.split(',')]
     except ValueError:
-      raise ValueError(f'--grid={text}: must be like learning_rate=0.05,0.1,0.2') from None
+      numbers = []
+    if not name.isidentifier() or not numbers or not np.isfinite(numbers).all():
+      raise ValueError(f'--grid={text}: must be like learning_rate=0.05,0.1,0.2')
+    if name in grids:
+      raise ValueError(f'--grid={text}: {name} has a grid already')
+    if len(set(numbers)) < len(numbers):
+      raise ValueError(f'--grid={text}: must be numbers that differ')
+    grids[name] = numbers
   return grids
 
 
 def read_seeds(texts: Sequence[str]) -> list[int]:
   """Seeds from --seeds."""
+  shown = f'--seeds={",".join(texts)}'
   try:
-    return [int(text) for text in texts]
+    seeds = [int(text) for text in texts]
   except ValueError:
-    raise ValueError(f'--seeds={",".join(texts)}: must be whole numbers, such as 0,1,2') from None
+    raise ValueError(f'{shown}: must be whole numbers, such as 0,1,2') from None
+  if not seeds or len(set(seeds)) < len(seeds):
+    raise ValueError(f'{shown}: must be some seeds that differ, such as 0,1,2')
+  return [checks.seed(seed, f'{shown}: seed') for seed in seeds]
 
 
 def mentioned(text: str, steps: int, grids: Grids) -> Grids:

@@ -10,14 +10,16 @@ evaluation), plot.png and checkpoints/. Ctrl-C is safe, and --resume continues. 
 --flagfile=experiments/flags/NAME.flags; what follows on the command line overrides them.
 """
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import app, flags
 
 from decomp import plots
 from decomp.training import processes
-from experiments.common import output, report, settings
+from experiments.common import launch, output, report, settings
 
 ALGORITHM = flags.DEFINE_string('algorithm', 'dcd_psgd', f'{settings.ALGORITHM_HELP}.')
 flags.adopt_module_key_flags(settings)
@@ -36,6 +38,8 @@ def run() -> None:
     algorithm = settings.build_algorithm(ALGORITHM.value, setup.steps)
     name = f'{setup.task.name}-{algorithm.name}-{setup.topology.name}-seed{settings.SEED.value}'
     with output.own_folder(name) as path:
+      launch.check_shared(path)
+      say_who_goes_on(path)
       output.say(f'{algorithm.name} on {setup.topology}\n{setup.task.name} -> {path}')
       output.say_verdict(setup, algorithm)
       history = settings.run(setup, algorithm, output.Folder(path))
@@ -46,6 +50,19 @@ def run() -> None:
         report.print_table([report.summary(history, algorithm)], str(path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
+
+
+def say_who_goes_on(folder: Path) -> None:
+  """Says so where a run goes on in another number of processes, which add in another order."""
+  file = folder / 'config.json'
+  if settings.RESUME.value and file.exists():
+    now = settings.environment()['processes']
+    before = json.loads(file.read_text())['environment'].get('processes', now)
+    if before != now:
+      output.say(
+        f'begun in {before} processes, goes on in {now}: last bits differ from those of a run that '
+        'was not stopped'
+      )
 
 
 if __name__ == '__main__':

@@ -1,5 +1,7 @@
+import math
 import warnings
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,8 +115,18 @@ def test_a_biased_compressor_is_a_warning(name):
     (lambda: algorithms.d_psgd({}), 'optimizer={}'),
     (lambda: compressors.fixed_grid(4, '1'), "limit='1'"),
     (lambda: compressors.fixed_grid(4, 1e39), r'limit=1e\+39'),
-    (lambda: train(shards='by_lable'), "must be 'iid', 'by_label' or a Partition"),
-    (lambda: train(shards=[[0], [1]]), "must be 'iid', 'by_label' or a Partition"),
+    (lambda: train(shards='by_lable'), "shards='by_lable': unknown partition 'by_lable'; did"),
+    (lambda: train(shards='dirichlet'), "missing a required argument: 'alpha'"),
+    (lambda: train(shards=[[0], [1]]), r"'dirichlet\(0.1\)', or a Partition"),
+    (lambda: train(seed=2**32), 'seed=4294967296: must be a whole number from 0 to 2147483647'),
+    (lambda: train(checkpoint_seconds=math.nan), 'checkpoint_seconds=nan: must be a number'),
+    (lambda: train(network='lan'), "network='lan': must be such as decomp.cost.lan"),
+    (lambda: train(network=decomp.cost.lan([1e6, 1e7])), 'must have one bandwidth and one latency'),
+    (lambda: decomp.tasks.digits(model=0), 'model=0: must be a flax linen module'),
+    (lambda: decomp.tasks.digits(flax.linen.Dense), 'must be a flax linen module'),
+    (lambda: train(decomp.tasks.digits(decomp.models.mlp(5))), r'shape \(1, 5\): digits needs'),
+    (lambda: compressors.fixed_grid(4, 1e-300), 'limit=1e-300: must be a positive number'),
+    (lambda: compressors.stochastic_quantizer(4, 10**20), 'bucket=100000000000000000000: must be'),
     (
       lambda: train(shards=decomp.data.partition.iid(np.zeros(1000), 4)),
       r'shards divides 1000 examples, but .* has 32',

@@ -81,5 +81,6 @@ def test_compile_says_what_a_run_needs(monkeypatch, tmp_path, capsys):
 
 def test_compile_says_what_is_wrong(monkeypatch):
   program = Program('compile', monkeypatch)
-  assert 'must be like' in program.error('--target=mars')
+  for target in ('mars', 'cpu x0', 'cpu xq', 'cpu x99999', 'gpu a100 x0', 'tpu v5e:9999x9999'):
+    assert f"target='{target}': must be like" in program.error(f'--target={target}')
   assert '--devices=9: cpu x8 has 8' in program.error('--target=cpu x8', '--devices=9')

@@ -43,19 +43,19 @@ class Program:
     return message
 
   def parse(self, *args):
-    for name in self._flags():
+    for name in self.flags():
       flags.FLAGS[name].unparse()
     return flags.FLAGS(['program', *args])
 
   @classmethod
   def _forget(cls):
-    for name in cls._flags():
+    for name in cls.flags():
       delattr(flags.FLAGS, name)
     for module in [name for name in sys.modules if name.partition('.')[0] == 'experiments']:
       del sys.modules[module]
 
   @staticmethod
-  def _flags():
+  def flags():
     modules = flags.FLAGS.flags_by_module_dict()
     return [flag.name for m, found in modules.items() if 'experiments' in m for flag in found]
 
@@ -225,7 +225,7 @@ def test_compare_takes_each_algorithm_once(compare, tmp_path):
 def test_typos(train, tmp_path, flag, kind, meant):
   output = tmp_path / 'output'
   error, wrong = train.error(*TINY, flag, f'--output={output}'), re.split(r'[=(]', flag)[1]
-  assert error.startswith(f'error: unknown {kind} {wrong!r}; did you mean {meant!r}?')
+  assert error.startswith(f'error: {flag}: unknown {kind} {wrong!r}; did you mean {meant!r}?')
   assert not output.exists()
 
 
@@ -236,7 +236,9 @@ def test_network(train, tmp_path):
     for row in read_rows(tmp_path / 'metrics.jsonl')[1:]
   )
   error = train.error(*TINY, '--smoke', '--network=lan("1Mbit")', f'--output={tmp_path / "2"}')
-  assert error.startswith("error: bandwidth='1Mbit': must be a number and one of")
+  assert error.startswith(
+    """error: --network=lan("1Mbit"): bandwidth='1Mbit': must be a number and one of"""
+  )
 
 
 def test_devices(train, tmp_path):

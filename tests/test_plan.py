@@ -198,3 +198,13 @@ def test_seconds_of_another_machine(plan, tmp_path):
   assert (second['compute (ms)'], second['message and update (ms)']) == (2, pytest.approx(3))
   message = plan.error(*own, '--algorithm=d_psgd=10', f'--compiled={path}')
   assert 'knows no seconds of d_psgd' in message
+
+
+def test_files_that_something_else_has_written(plan, tmp_path):
+  config, rows = tmp_path / 'config.json', tmp_path / 'rows.json'
+  config.write_text('{"task": "digits"}')
+  rows.write_text('[3]')
+  assert 'else than experiments.train or experiments.comp' in plan.error(f'--runs={tmp_path}')
+  assert 'else than experiments.studies.network_bench' in plan.error(f'--measured={rows}')
+  compiled = plan.error(*TINY, '--algorithm=d_psgd=10', f'--compiled={rows}')
+  assert 'holds something else than experiments.compile writes (TypeError' in compiled

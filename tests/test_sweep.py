@@ -298,7 +298,7 @@ def test_members_that_fit_the_memory(monkeypatch):
       made.append((program.size, program.bytes()))
 
   monkeypatch.setattr(compiled.Program, 'compile', compile)
-  monkeypatch.setattr(sweeping, '_memory_of_a_device', lambda count: made[0][1] * 1.02)
+  monkeypatch.setattr(sweeping.arguments, 'memory_of_a_device', lambda count: made[0][1] * 1.02)
   found = decomp.sweep(logistic(), gossip, RING, 2, 2, seeds=range(6), learning_rate=(0.1,))
   assert [members for members, _ in made] == [6, 3]
   assert made[1][1] < made[0][1]
@@ -410,7 +410,12 @@ def test_program(program, tmp_path, capsys):
     (['--grid=rates=0.1'], 'error: --grid=rates=...: neither --optimizer=sgd(0.1) nor an'),
     (['--grid=rate:0.1'], 'error: --grid=rate:0.1: must be like learning_rate=0.05,0.1,0.2'),
     (['--seeds=0,x'], 'error: --seeds=0,x: must be whole numbers, such as 0,1,2'),
-    (['--optimizer=sgd(learning_rat)'], "error: unknown name 'learning_rat'; did you mean 'learni"),
+    (['--optimizer=sgd(learning_rat)'], 'error: --optimizer=sgd(learning_rat): unknown name'),
+    (['--seeds=0,4294967296'], 'error: --seeds=0,4294967296: seed=4294967296: must be a whole'),
+    (['--seeds=1,1'], 'error: --seeds=1,1: must be some seeds that differ'),
+    (['--grid=rate=0.1', '--grid=rate=0.2'], 'error: --grid=rate=0.2: rate has a grid already'),
+    (['--grid=rate=0.1,0.1'], 'error: --grid=rate=0.1,0.1: must be numbers that differ'),
+    (['--grid=rate=nan'], 'error: --grid=rate=nan: must be like learning_rate=0.05,0.1,0.2'),
     (['--seed=1'], 'error: --seed is not for a sweep: give --seeds'),
     (['--devices=3'], 'error: --topology=ring(4) has 4 workers, which 3 devices cannot share'),
   ],
@@ -420,6 +425,12 @@ def test_mistakes(program, tmp_path, args, message):
   error = program.error(*TINY, '--optimizer=sgd(0.1)', *args, f'--output={output}')
   assert error.startswith(message)
   assert not output.exists()
+
+
+@pytest.mark.parametrize('text', ['', '=', 'a', 'a=', '=1', 'a=1,', 'a=x', 'a=inf', 'a b=1', '1=1'])
+def test_grids_of_nonsense(program, text):
+  with pytest.raises(ValueError, match=r'must be like learning_rate=0\.05,0\.1,0\.2'):
+    program.module.read_grids([text])
 
 
 def cell(x, y, mean, diverged=0, metric='test_loss'):

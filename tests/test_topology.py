@@ -155,7 +155,7 @@ def test_receivers_are_rows():
     (lambda: topology.ring(2.5), 'num_workers=2.5'),
     (lambda: topology.torus(4, 0), 'columns=0'),
     (lambda: topology.hypercube(6), 'num_workers=6: a hypercube needs a power of two, such as 8'),
-    (lambda: topology.one_peer_exponential(1), 'at least 2'),
+    (lambda: topology.one_peer_exponential(1), 'from 2 to 2048'),
     (lambda: topology.erdos_renyi(8, p=0), 'p=0'),
     (lambda: topology.erdos_renyi(50, p=0.001), r'use p above ln\(n\)/n = 0.0782'),
     (lambda: topology.from_matrix([[1, 0]]), r'shape \(1, 2\)'),
@@ -185,3 +185,12 @@ def test_plot_draws_every_worker_and_edge(topo):
 def test_roundings_below_zero_are_taken_for_zero():
   matrix = np.array([[1 + 1e-17, -1e-17], [-1e-17, 1 + 1e-17]])
   np.testing.assert_array_equal(topology.from_matrix(matrix).matrix, np.eye(2))
+
+
+@pytest.mark.parametrize(('n', 'p', 'seed'), [(1, 0.5, 0), (30, 0.2, 3), (40, 1.0, 1)])
+def test_random_graphs_are_those_of_networkx(n, p, seed):
+  """The first of networkx's that is connected, drawn from the same seeds."""
+  seeds = np.random.default_rng(seed)
+  draws = (nx.gnp_random_graph(n, p, seed=int(seeds.integers(2**31))) for _ in range(1000))
+  expected = topology.from_graph(next(filter(nx.is_connected, draws)))
+  np.testing.assert_array_equal(topology.erdos_renyi(n, p, seed).matrix, expected.matrix)

@@ -377,7 +377,7 @@ def test_losses_below_the_limit():
     ({'steps': 2.5}, 'steps=2.5: must be'),
     ({'eval_every': -1}, 'eval_every=-1: must be'),
     ({'worker_examples': 0}, 'worker_examples=0: must be'),
-    ({'shards': 'sorted'}, "shards='sorted': must be"),
+    ({'shards': 'sorted'}, "shards='sorted': unknown partition 'sorted'"),
     ({'shards': partition.iid(TASK.train['label'], 3)}, 'shards has 3 workers, but .* has 8'),
     ({'mapping': 'magic'}, "mapping='magic'"),
     ({'resume': True}, 'resume=True: needs the checkpoint_dir'),

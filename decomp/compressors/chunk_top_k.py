@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
+from decomp.checks import whole
 from decomp.compressors import places
-from decomp.compressors.common import check_whole, from_rows, rows
+from decomp.compressors.common import from_rows, rows
 from decomp.compressors.selecting import kept_by_size, largest_in_order
 
 
@@ -33,8 +34,8 @@ def chunk_top_k(k: int, chunk: int) -> Compressor:
 
   Reference: Peng et al., DeMo: Decoupled Momentum Optimization, arXiv 2411.19870.
   """
-  chunk = check_whole('chunk', chunk)
-  k = check_whole('k', k, chunk)
+  chunk = whole('chunk', chunk)
+  k = whole('k', k, 1, chunk)
 
   def encode(key: jax.Array, x: jax.Array) -> places.Sparse:
     del key  # deterministic

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from decomp.base import Compressor, Decode, Encode, PyTree
+from decomp.checks import is_whole as is_whole
+from decomp.checks import whole
 from decomp.compressors.rounding import DITHERS, Rounding, dithers_of, join, round_quarters
 from decomp.engine import wire
 from decomp.engine.cpu.loops import largest, once, pieces
@@ -175,24 +177,9 @@ def multiply_blocks(x: jax.Array, scales: jax.Array, length: int) -> jax.Array:
   return from_rows(rows(x, length) * scales[:, None], x)
 
 
-def is_whole(value: Any) -> bool:
-  """Whether it is a whole number, of Python's or NumPy's."""
-  return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def check_bits(value: Any, least: int, most: int) -> int:
   """`bits` as an int, or a ValueError that says what is allowed."""
-  if not is_whole(value) or not least <= value <= most:
-    raise ValueError(f'bits={value!r}: must be a whole number from {least} to {most}')
-  return int(value)
-
-
-def check_whole(name: str, value: Any, most: float = math.inf) -> int:
-  """A number of things, or a ValueError that says what is allowed."""
-  if not is_whole(value) or not 1 <= value <= most:
-    allowed = 'above 0' if most == math.inf else f'from 1 to {most}'
-    raise ValueError(f'{name}={value!r}: must be a whole number {allowed}')
-  return int(value)
+  return whole('bits', value, least, most)
 
 
 def check_scales(name: str, compressor: Compressor) -> None:

@@ -8,7 +8,11 @@ import numpy as np
 import scipy.fft
 
 from decomp.base import Compressor, Decode, Encode, PyTree
-from decomp.compressors.common import check_scales, check_whole, decoded
+from decomp.checks import whole
+from decomp.compressors.common import check_scales, decoded
+
+MOST = 4096
+"""The longest chunk: its transform is a matrix."""
 
 
 def dct(compressor: Compressor, chunk: int) -> Compressor:
@@ -25,7 +29,7 @@ def dct(compressor: Compressor, chunk: int) -> Compressor:
 
   Args:
     compressor: for the coefficients, which are one flat array; such as `chunk_top_k(8, chunk)`.
-    chunk: the length of a chunk.
+    chunk: the length of a chunk, 4096 at most.
 
   Returns:
     A `Compressor` with the same number of bytes.
@@ -39,7 +43,7 @@ def dct(compressor: Compressor, chunk: int) -> Compressor:
   transform of both axes of a matrix.
   """
   check_scales('compressor', compressor)
-  chunk = check_whole('chunk', chunk)
+  chunk = whole('chunk', chunk, 1, MOST)
 
   def pair(encode_flat: Encode, decode_flat: Decode) -> tuple[Encode, Decode]:
     def encode(key: jax.Array, x: jax.Array) -> PyTree:

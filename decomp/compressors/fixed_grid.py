@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from decomp.base import Compressor
+from decomp.checks import is_number
 from decomp.compressors.common import check_bits, check_dither, coder
 from decomp.compressors.rounding import round_with
 
@@ -40,7 +41,8 @@ def fixed_grid(bits: int, limit: float, dither: str = 'threefry') -> Compressor:
   """
   bits, suffix = check_bits(bits, 2, 8), check_dither(dither)
   largest = float(np.finfo(np.float32).max)
-  if not isinstance(limit, int | float | np.number) or not 0 < limit < largest:
+  # A step of the grid must be a normal float32 as well.
+  if not is_number(limit) or not 1e-30 < limit < largest:
     raise ValueError(f'limit={limit!r}: must be a positive number in the range of float32')
   levels = 2 ** (bits - 1) - 1
   step = limit / levels

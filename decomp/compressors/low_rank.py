@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
-from decomp.compressors.common import check_whole, safe_divide
+from decomp.checks import whole
+from decomp.compressors.common import safe_divide
 from decomp.engine.cpu.loops import largest
 
 
@@ -52,7 +53,7 @@ def low_rank(rank: int) -> Compressor:
   Reference: Vogels et al., PowerSGD, arXiv 1905.13727; there with Q of the last step for Ω, and one
   product.
   """
-  rank = check_whole('rank', rank)
+  rank = whole('rank', rank)
 
   def encode(key: jax.Array, x: jax.Array) -> Factors | jax.Array:
     if _as_it_is(x):

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from decomp.base import Compressor
+from decomp.checks import whole
 from decomp.compressors.common import (
   check_bits,
   check_dither,
   coder,
   divide_blocks,
-  is_whole,
   largest_of_blocks,
   multiply_blocks,
 )
@@ -51,8 +51,8 @@ def stochastic_quantizer(
   Reference: Alistarh et al., QSGD, arXiv 1610.02132 (with the maximum norm and buckets, section 4).
   """
   bits = check_bits(bits, 1, 8)
-  if bucket is not None and (not is_whole(bucket) or bucket < 1):
-    raise ValueError(f'bucket={bucket!r}: must be a whole number of elements, or None')
+  if bucket is not None:
+    bucket = whole('bucket', bucket, 1, 2**31 - 1)
   suffix = check_dither(dither)
   levels = max(1, 2 ** (bits - 1) - 1)
 

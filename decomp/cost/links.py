@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from decomp import checks
 from decomp.cost.units import BANDWIDTHS, above_zero, quantity, seconds
 
 WINDOW = 3e5
@@ -74,10 +75,10 @@ def lan(
   ):
     if value not in known:
       raise ValueError(f'{argument}={value!r} is unknown: use one of {", ".join(known)}')
-  if not 0 < efficiency <= 1:
-    raise ValueError(f'efficiency={efficiency}: must be above 0 and at most 1')
-  if not window > 0:
-    raise ValueError(f'window={window}: must be above 0 bytes')
+  if not checks.is_number(efficiency) or not 0 < efficiency <= 1:
+    raise ValueError(f'efficiency={efficiency!r}: must be above 0 and at most 1')
+  if not checks.is_number(window) or not window > 0:
+    raise ValueError(f'window={window!r}: must be above 0 bytes')
   return Links(
     above_zero('bandwidth', quantity('bandwidth', bandwidth, BANDWIDTHS)),
     seconds('latency', latency),
@@ -90,6 +91,12 @@ def lan(
 
 
 def _paths(rows: Any) -> np.ndarray:
+  try:
+    lengths = {len(row) for row in rows if not isinstance(row, str)}
+  except TypeError:
+    lengths = set()
+  if len(lengths) != 1:
+    raise ValueError(f'paths={rows!r}: must be a matrix of bandwidths, a row for each receiver')
   paths = np.array([[quantity('paths', value, BANDWIDTHS) for value in row] for row in rows])
   if paths.ndim != 2 or paths.shape[0] != paths.shape[1]:
     raise ValueError(f'paths has shape {paths.shape}: must be square, a row for each receiver')

@@ -81,7 +81,8 @@ def machine(name: str) -> Machine:
   >>> machine('cpu').devices[0].platform
   'cpu'
   """
-  found = re.fullmatch(r'(tpu) ([^: ]+):([\dx]+)|(gpu) (\S+) x(\d+)|(cpu)(?: x(\d+))?', name)
+  grid, count = r'\d{1,3}(?:x\d{1,3}){0,2}', r'x([1-9]\d{0,3})'
+  found = re.fullmatch(rf'(tpu) ([^: ]+):({grid})|(gpu) (\S+) {count}|(cpu)(?: {count})?', name)
   if found is None:
     raise ValueError(f"target={name!r}: must be like 'tpu v5e:2x4', 'gpu a100 x8' or 'cpu x8'")
   _, tpu, grid, _, gpu, gpus, _, cpus = found.groups()

@@ -14,15 +14,22 @@ SECONDS = {'s': 1.0, 'ms': 1e-3, 'us': 1e-6, 'ns': 1e-9}
 def quantity(argument: str, value: Any, units: Mapping[str, float]) -> Any:
   """A text with a unit, or a number or array in the base unit, as float(s)."""
   if not isinstance(value, str):
-    return float(value) if np.ndim(value) == 0 else np.asarray(value, float)
+    try:
+      numbers = np.asarray(value)
+    except ValueError:  # rows of different lengths
+      numbers = np.asarray(None)
+    if numbers.dtype.kind not in 'iuf':
+      raise ValueError(f'{argument}={value!r}: {_right(units)}, or a number')
+    return float(numbers) if numbers.ndim == 0 else numbers.astype(float)
   found = re.fullmatch(r'\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-zA-Z/]*)\s*', value)
   try:
     return float(found[1]) * units[found[2]]  # type: ignore[index]
   except (TypeError, ValueError, KeyError):
-    raise ValueError(
-      f'{argument}={value!r}: must be a number and one of the units {", ".join(units)}, such as '
-      f"'5{list(units)[2]}'"
-    ) from None
+    raise ValueError(f'{argument}={value!r}: {_right(units)}') from None
+
+
+def _right(units: Mapping[str, float]) -> str:
+  return f"must be a number and one of the units {', '.join(units)}, such as '5{list(units)[2]}'"
 
 
 def seconds(argument: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ def digits(model: Any = None) -> Task:
   Args:
     model: a flax linen module; None for `models.mlp(10, hidden=(64,))`.
   """
-  return classification(data.digits(), model or models.mlp(10, hidden=(64,)))
+  return classification(data.digits(), models.mlp(10, hidden=(64,)) if model is None else model)
 
 
 def images(
@@ -75,22 +75,31 @@ def classification(
     normalize: raw inputs -> inputs of the model.
     augment: (key, raw inputs) -> raw inputs, in training only.
   """
+  if isinstance(model, type) or not (hasattr(model, 'init') and hasattr(model, 'apply')):
+    raise ValueError(f'model={model!r}: must be a flax linen module, such as models.mlp(10)')
 
   def init(key: jax.Array) -> tuple[PyTree, PyTree]:
     example = normalize(jnp.asarray(dataset.train['input'][:1]))
     variables = dict(model.init(key, example, train=False))
     return variables.pop('params'), variables
 
+  def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    least = (*labels.shape, dataset.num_classes)
+    if logits.shape[:-1] != labels.shape or logits.shape[-1] < dataset.num_classes:
+      raise ValueError(f'model gives outputs of shape {logits.shape}: {dataset.name} needs {least}')
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
   def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
     inputs = batch['input'] if augment is None else augment(key, batch['input'])
     variables = {'params': params, **state}
     logits, state = model.apply(variables, normalize(inputs), train=True, mutable=list(state))
-    return _cross_entropy(logits, batch['label']).mean(), state
+    return cross_entropy(logits, batch['label']).mean(), state
 
   def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
     logits = model.apply({'params': params, **state}, normalize(batch['input']), train=False)
+    losses = cross_entropy(logits, batch['label'])
     right = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
-    per_example = {'loss': _cross_entropy(logits, batch['label']), 'accuracy': right}
+    per_example = {'loss': losses, 'accuracy': right}
     # The mean over the positions of a sequence, where there are any.
     return {name: values.reshape(len(values), -1).mean(1) for name, values in per_example.items()}
 
@@ -150,10 +159,6 @@ def quadratic(
   start = (jnp.zeros(dimension, jnp.float32), ())
   test = {'label': train['label'][:1]}
   return Task('quadratic', lambda key: start, loss, evaluate, train, test)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

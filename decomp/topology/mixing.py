@@ -67,7 +67,9 @@ class Topology:
     For a time-varying topology the geometric mean over one period.
     """
     product = functools.reduce(lambda done, w: w @ done, self.matrices)
-    norm = float(np.linalg.norm(product - 1 / self.num_workers, 2))
+    rest = product - 1 / self.num_workers
+    values = _normal_eigenvalues(rest)
+    norm = float(np.linalg.norm(rest, 2) if values is None else np.abs(values).max())
     # Rounding noise of an exact 0 would survive the root of a period as something like 1e-6.
     return 0.0 if norm < 1e-12 else norm ** (1 / self.period)
 
@@ -79,7 +81,10 @@ class Topology:
   @functools.cached_property
   def mu(self) -> float:
     """The largest |λ - 1| over the eigenvalues λ of W (of all matrices, if it varies)."""
-    return float(np.abs(np.linalg.eigvals(self.matrices) - 1).max())
+    found = [_normal_eigenvalues(matrix) for matrix in self.matrices]
+    pairs = zip(found, self.matrices, strict=True)
+    every = [np.linalg.eigvals(matrix) if values is None else values for values, matrix in pairs]
+    return float(np.abs(np.array(every) - 1).max())
 
   @functools.cached_property
   def is_symmetric(self) -> bool:
@@ -133,6 +138,17 @@ class Topology:
 
   def __hash__(self) -> int:
     return hash((self.name, self.matrices.tobytes()))
+
+
+def _normal_eigenvalues(matrix: np.ndarray) -> np.ndarray | None:
+  """The eigenvalues where they are quick to find, and their largest |λ| is the norm; else None.
+
+  For 1438 workers the norm of any matrix takes 6 s and the eigenvalues 14 s.
+  """
+  first, n = matrix[:, 0], len(matrix)
+  if all(np.array_equal(np.roll(first, j), matrix[:, j]) for j in range(n)):
+    return np.fft.fft(first)
+  return np.linalg.eigvalsh(matrix) if np.array_equal(matrix, matrix.T) else None
 
 
 def _check_doubly_stochastic(w: np.ndarray) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,8 +151,8 @@ def sweep(
   """
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
   counts |= {'steps': steps, 'batch_size': batch_size, 'members_at_once': members_at_once}
-  arguments.check(task, checkpoint_dir, resume, **counts)
   points = _points(grids, seeds)
+  arguments.check(task, checkpoint_dir, resume, seeds, checkpoint_seconds, **counts)
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
   sims = [simulate(make_algorithm(**_numbers(point)), topology, mesh) for point in points]
   starts = {seed: initial(task, seed) for seed in seeds}
@@ -210,7 +209,7 @@ def sweep(
     program = program_of(groups[0])
     if known is None:
       program.compile()
-      most = _MEMORY * _memory_of_a_device(devices.size if devices else 1)
+      most = _MEMORY * arguments.memory_of_a_device(devices.size if devices else 1)
       if (used := program.bytes()) > most:
         groups = _groups(len(points), max(1, int(len(points) * most / used)))
         program = program_of(groups[0])
@@ -297,13 +296,6 @@ def _note(directory: str | None, points: Sequence[Point], at_once: int) -> None:
   if directory:
     noted = {'members_at_once': at_once, 'runs': points}
     configuration.check(Path(directory, _SWEEP), noted)
-
-
-def _memory_of_a_device(count: int) -> float:
-  """Bytes of one of `count` devices, which on CPU share those of the machine."""
-  statistics = jax.local_devices()[0].memory_stats() or {}
-  machine = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  return statistics.get('bytes_limit') or machine / count
 
 
 def _statistics(values: np.ndarray) -> Row:

@@ -56,7 +56,8 @@ def train(
     steps: the length of the run.
     batch_size: examples per worker and step.
     seed: of everything random.
-    shards: who has which examples: 'iid', 'by_label', or a `Partition`.
+    shards: who has which examples: 'iid', 'by_label' (sorted, the hardest case), a text such as
+      'dirichlet(0.1)' in between, or a `Partition`.
     reshuffle: whether the data are dealt anew to all workers every epoch.
     replacement: whether each example is drawn independently, as theory has it.
     eval_every: steps between two rows of metrics; None for 20 rows in all.
@@ -89,7 +90,8 @@ def train(
   (40, True)
   """
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
-  arguments.check(task, checkpoint_dir, resume, steps=steps, batch_size=batch_size, **counts)
+  counts |= {'steps': steps, 'batch_size': batch_size}
+  arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, **counts)
   rows_every, ignore = arguments.interval(eval_every, steps)
   sim = simulate(algorithm, topology, mesh)
   shards = arguments.divide(shards, task, topology, seed)

@@ -34,7 +34,7 @@ from experiments.common import output, report, settings
 
 GROUPS = ('resnet', 'exchange', 'codecs', 'mlp', 'workers', 'small', 'memory', 'sweep', 'start')
 ONLY = flags.DEFINE_multi_enum('only', None, GROUPS, 'Which rows to measure; by default all.')
-REPEATS = flags.DEFINE_integer('repeats', 7, 'Turns of each program; the median counts.', 1)
+REPEATS = flags.DEFINE_integer('repeats', 7, 'Turns of each program; the median counts.', 1, 1000)
 flags.adopt_module_key_flags(settings)
 
 

@@ -1,15 +1,19 @@
-"""Starts several processes on this machine, and sees to it that they end together."""
+"""Several processes: those on this machine end together, and all of them see one folder."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, cast
 
-from decomp.training import signals
+import jax
+
+from decomp.training import processes, signals
 
 GRACE = 10.0
 """Seconds after one has failed in which the others may end by themselves."""
@@ -17,13 +21,17 @@ GRACE = 10.0
 TIME_TO_SAVE = 60.0
 """Seconds that processes have after a signal."""
 
+SEEN_WITHIN = 5.0
+"""Seconds that a file may take to be seen elsewhere; network file systems are late at times."""
+
 
 def supervise(commands: Sequence[Sequence[str]]) -> int:
   """Runs commands side by side until all have ended; if one fails, the others are stopped.
 
   What they print appears with the number of the process in front; the first one's progress bar as
   it is. Ctrl-C and other signals that end programs reach all of them, and they have time to save
-  what they have; a second Ctrl-C kills them.
+  what they have; a second Ctrl-C kills them. Their standard input is a pipe that closes when this
+  process ends, however it does: see `end_with_launcher`.
 
   Args:
     commands: each with its arguments.
@@ -52,7 +60,7 @@ def _run(commands: Sequence[Sequence[str]], received: list[int]) -> tuple[int | 
   running = [
     subprocess.Popen(
       command,
-      stdin=subprocess.DEVNULL,
+      stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=None if number == 0 and sys.stderr.isatty() else subprocess.STDOUT,
       text=True,
@@ -69,7 +77,47 @@ def _run(commands: Sequence[Sequence[str]], received: list[int]) -> tuple[int | 
       process.kill()
       process.wait()
       thread.join()
+      cast(IO[str], process.stdin).close()
   return failed, '' if failed is None else _outcome(running[failed])
+
+
+def end_with_launcher() -> None:
+  """Ends this process, which `supervise` has started, when its launcher is there no more.
+
+  A launcher that is killed cannot end anyone, and the others would wait for each other or train on.
+  """
+
+  def watch() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # b'' once nobody can write
+      pass
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+def check_shared(folder: Path) -> None:
+  """Whether all processes of a run see the files that the first one writes in its folder.
+
+  Without that the first checkpoint would be waited for in vain.
+  """
+  if jax.process_count() == 1:
+    return
+  mark = folder / processes.first_says(f'.seen-by-all-{time.time_ns()}')
+  if processes.is_first():
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+  processes.agree(0.0)  # it is there now
+  deadline = time.monotonic() + SEEN_WITHIN
+  while not (seen := mark.exists()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  (blind,) = processes.agree(-1.0 if seen else jax.process_index())
+  if processes.is_first():
+    mark.unlink()
+  if blind >= 0:
+    raise ValueError(
+      f'--output={folder}: process {blind:.0f} does not see what process 0 writes there: give a '
+      'folder on a file system that all processes share, by the same path'
+    )
 
 
 def _wait(running: Sequence[subprocess.Popen[str]], received: Sequence[int]) -> int | None:

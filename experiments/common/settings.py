@@ -6,6 +6,7 @@ up, never evaluated.
 
 import contextlib
 import functools
+import math
 import os
 import platform
 import re
@@ -21,9 +22,12 @@ from absl import flags, logging
 from jax.sharding import Mesh
 
 import decomp
-from decomp import algorithms, compressors, cost, models, schedules, spec, tasks, topology
-from decomp.tasks.data import Partition, partition
-from decomp.training import signals
+from decomp import algorithms, checks, compressors, cost, models, schedules, spec, tasks, topology
+from decomp.tasks.data import Partition
+from decomp.training import arguments, signals
+
+MOST_DEVICES = 1024
+"""A CPU makes so many in 0.3 s, and the workers of a run are hardly ever more."""
 
 IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
 
@@ -54,7 +58,27 @@ OPTIMIZER = flags.DEFINE_string(
 ALGORITHM_HELP = (
   f'One of {", ".join(algorithms.__all__)}; "choco_sgd(top_k(0.1))" has a compressor of its own'
 )
-CONSENSUS_RATE = flags.DEFINE_float(
+
+
+class Number(flags.FloatParser):
+  """A float in a range; "nan" is none."""
+
+  def convert(self, argument: Any) -> float:
+    """The value of a flag's text."""
+    found = super().convert(argument)
+    if math.isnan(found):
+      raise ValueError('must be a number')
+    return found
+
+
+def define_number(
+  name: str, default: float, words: str, least: float = 0.0, most: float = math.inf
+) -> flags.FlagHolder[float]:
+  """A flag with a number in a range."""
+  return flags.DEFINE(Number(least, most), name, default, words)
+
+
+CONSENSUS_RATE = define_number(
   'consensus_rate', 0.2, 'For choco_sgd: the step size towards the neighbours.', 0.0, 1.0
 )
 
@@ -72,15 +96,18 @@ class _InsteadOf(flags.Flag):
 
 
 STEPS = flags.DEFINE_flag(
-  _InsteadOf('steps', 'epochs', flags.IntegerParser(1), 'Steps of each worker, by default 1000.')
-)
-EPOCHS = flags.DEFINE_flag(
   _InsteadOf(
-    'epochs', 'steps', flags.FloatParser(0.0), 'Passes through the data, instead of --steps.'
+    'steps',
+    'epochs',
+    flags.IntegerParser(1, arguments.MOST_STEPS),
+    'Steps of each worker, by default 1000.',
   )
 )
-BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1)
-SEED = flags.DEFINE_integer('seed', 0, 'Seed of everything random.', 0)
+EPOCHS = flags.DEFINE_flag(
+  _InsteadOf('epochs', 'steps', Number(1e-6, 1e9), 'Passes through the data, instead of --steps.')
+)
+BATCH_SIZE = flags.DEFINE_integer('batch_size', 16, 'Examples per worker and step.', 1, 2**20)
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of everything random.', 0, checks.MOST_SEED)
 PARTITION = flags.DEFINE_string(
   'partition',
   'iid',
@@ -117,9 +144,7 @@ OUTPUT = flags.DEFINE_string(
 RESUME = flags.DEFINE_boolean(
   'resume', False, 'Continue the run in --output, by default the newest of its name under runs/.'
 )
-CHECKPOINT_SECONDS = flags.DEFINE_float(
-  'checkpoint_seconds', 30.0, 'Seconds between two checkpoints.', lower_bound=0.0
-)
+CHECKPOINT_SECONDS = define_number('checkpoint_seconds', 30.0, 'Seconds between two checkpoints.')
 TENSORBOARD = flags.DEFINE_boolean(
   'tensorboard', False, 'Also write event files for TensorBoard, under tensorboard/.'
 )
@@ -131,6 +156,7 @@ HOST_DEVICES = flags.DEFINE_integer(
   'CPU devices to make, by default as many as --devices, or one for each core; convolutions are '
   'split over them.',
   1,
+  MOST_DEVICES,
 )
 DEVICES = flags.DEFINE_integer(
   'devices',
@@ -138,6 +164,7 @@ DEVICES = flags.DEFINE_integer(
   'Split the workers over this many devices, which then exchange packed bytes; by default all '
   'workers are simulated on one.',
   1,
+  MOST_DEVICES,
 )
 
 
@@ -180,8 +207,13 @@ def mistakes_in_one_line(
   try:
     with signals.caught(signals.interrupt):
       yield
-  except (ValueError, OSError) as error:
+  except OSError as error:
+    named = error.strerror is not None and error.filename is not None
+    sys.exit(f'error: {error.filename}: {error.strerror}' if named else f'error: {error}')
+  except ValueError as error:
     sys.exit(f'error: {error}')
+  except MemoryError as error:
+    sys.exit(f'error: too little memory ({str(error) or "none is left"})')
   except KeyboardInterrupt as error:
     text = f'\n{stopped}'
     with contextlib.suppress(OSError):  # the terminal may be what has gone
@@ -191,36 +223,93 @@ def mistakes_in_one_line(
     raise end from None
 
 
-def build_setup() -> Setup:
-  """Everything but the algorithm, from the flags."""
-  graph = spec.build(TOPOLOGY.value, topology, kind='topology')
+def build(flag: str, text: str, namespace: Any, **extra: Any) -> Any:
+  """The object that the text of a flag stands for; see `spec.build`."""
+  with naming(flag, text):
+    return spec.build(text, namespace, kind=flag, **extra)
+
+
+@contextlib.contextmanager
+def naming(flag: str, text: Any) -> Iterator[None]:
+  """Puts the flag and its text in front of what is wrong with it."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'--{flag}={text}: {error}') from error
+
+
+def build_setup(here: bool = True) -> Setup:
+  """Everything but the algorithm, from the flags.
+
+  Args:
+    here: whether this machine is to train, whose memory must then hold the models.
+  """
+  graph = build('topology', TOPOLOGY.value, topology)
   task = build_task()
-  shards = build_shards(task, graph, SEED.value)
-  steps, mesh = STEPS.value or 1000, build_mesh(graph)
-  if EPOCHS.value is not None:
-    steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
-  setup = Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value, mesh)
-  if not SMOKE.value:
-    return setup
-  few = {name: values[:20] for name, values in task.test.items()}
-  return setup._replace(
-    task=task._replace(test=few),
-    steps=min(3, steps),
-    batch_size=min(4, BATCH_SIZE.value),
-    eval_every=1,
-  )
+  examples = len(next(iter(task.train.values())))
+  if graph.num_workers > examples:
+    raise ValueError(
+      f'--topology={TOPOLOGY.value}: has {graph.num_workers} workers, and {task.name} has examples '
+      f'for {examples}'
+    )
+  shards, mesh = build_shards(task, graph, SEED.value), build_mesh(graph)
+  with naming('task', TASK.value):
+    check_model(task, graph.num_workers if here else 0)
+  if SMOKE.value:
+    few = {name: values[:20] for name, values in task.test.items()}
+    steps, size = min(3, run_length(shards)), min(4, BATCH_SIZE.value)
+    return Setup(task._replace(test=few), graph, shards, steps, size, 1, mesh)
+  if 'input' in task.train:  # else an example is no more than the number of a worker
+    check_batch_size(shards)
+  steps = run_length(shards)
+  return Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value, mesh)
+
+
+def run_length(shards: Partition) -> int:
+  """The steps of --steps or --epochs."""
+  if EPOCHS.value is None:
+    return STEPS.value or 1000
+  steps = max(1, round(EPOCHS.value * float(shards.lengths.mean()) / BATCH_SIZE.value))
+  if steps > arguments.MOST_STEPS:
+    raise ValueError(
+      f'--epochs={EPOCHS.value:g}: would be {steps:,} steps, and {arguments.MOST_STEPS:,} is the '
+      'most there can be'
+    )
+  return steps
+
+
+def check_batch_size(shards: Partition) -> None:
+  """Whether a batch can be drawn without the same example twice."""
+  most = int(shards.lengths.sum() if REPLACEMENT.value else shards.lengths.max())
+  if BATCH_SIZE.value > most:
+    whose = 'all workers have together' if REPLACEMENT.value else 'the worker with the most has'
+    raise ValueError(f'--batch_size={BATCH_SIZE.value}: must be at most {most}, which {whose}')
+
+
+def check_model(task: decomp.Task, num_workers: int) -> None:
+  """Whether the model suits the data, and the memory holds one for each worker."""
+  key = jax.random.key(0)
+  batch = {name: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype) for name, x in task.train.items()}
+  try:
+    params, state = jax.eval_shape(task.init, key)
+    jax.eval_shape(task.loss, params, state, batch, key)
+  except Exception as error:
+    reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+    raise ValueError(f'its model does not suit its data ({reason})') from error
+  # A model and its gradient for each of the workers that this process has.
+  size = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+  needed, there = size * num_workers / jax.process_count(), arguments.memory_of_a_device(1)
+  if needed > there * (DEVICES.value or 1 if jax.devices()[0].platform != 'cpu' else 1):
+    raise ValueError(
+      f'models and gradients of {num_workers} workers take {needed / 1e9:,.0f} GB, and there are '
+      f'{there / 1e9:,.0f} GB: choose a smaller model, or fewer workers'
+    )
 
 
 def build_shards(task: decomp.Task, graph: decomp.Topology, seed: int) -> Partition:
   """The division of the data that --partition and a seed make."""
-  return spec.build(
-    PARTITION.value,
-    {name: getattr(partition, name) for name in ('iid', 'by_label', 'dirichlet')},
-    kind='partition',
-    labels=task.train['label'],
-    num_workers=graph.num_workers,
-    seed=seed,
-  )
+  with naming('partition', PARTITION.value):
+    return arguments.deal(PARTITION.value, task, graph.num_workers, seed)
 
 
 def build_mesh(graph: decomp.Topology) -> Mesh | None:
@@ -245,7 +334,7 @@ def build_task() -> decomp.Task:
   """The task of --task."""
   sets = {name: functools.partial(tasks.images, name) for name in IMAGE_SETS}
   named = {name: getattr(tasks, name) for name in tasks.__all__}
-  return spec.build(TASK.value, [{**named, **sets}, models], kind='task')
+  return build('task', TASK.value, [{**named, **sets}, models])
 
 
 def build_algorithm(
@@ -260,21 +349,31 @@ def build_algorithm(
   """
   values = values or {}
   decay = functools.partial(schedules.warmup_step_decay, steps=steps)
-  optimizer = spec.build(
-    OPTIMIZER.value, [{**spec.optimizers(), 'warmup_step_decay': decay}, values], kind='optimizer'
-  )
-  return spec.build(
+  known = [{**spec.optimizers(), 'warmup_step_decay': decay}, values]
+  optimizer = build('optimizer', OPTIMIZER.value, known)
+  with naming('optimizer', OPTIMIZER.value):
+    spec.check_optimizer(optimizer)
+  return build(
+    'algorithm',
     text,
     [spec.algorithms(optimizer), compressors, values],
-    kind='algorithm',
-    compressor=spec.build(COMPRESSOR.value, [compressors, values], kind='compressor'),
+    compressor=build('compressor', COMPRESSOR.value, [compressors, values]),
     consensus_rate=CONSENSUS_RATE.value,
   )
 
 
+def build_network() -> cost.Links | None:
+  """The network of --network, if there is one."""
+  if NETWORK.value is None:
+    return None
+  network = build('network', NETWORK.value, {'lan': cost.lan})
+  with naming('network', NETWORK.value):
+    arguments.check_network(network)
+  return network
+
+
 def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.History:
   """One training run with the flags' settings, its results in `folder`."""
-  network = spec.build(NETWORK.value, {'lan': cost.lan}, kind='network') if NETWORK.value else None
   with folder.writers(algorithm=algorithm.name) as on_row, warnings.catch_warnings():
     # The programs tell it themselves, in one line.
     warnings.filterwarnings('ignore', '.* diverged at step', RuntimeWarning)
@@ -292,7 +391,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       worker_examples=WORKER_EXAMPLES.value,
       mapping=MAPPING.value,
       mesh=setup.mesh,
-      network=network,
+      network=build_network(),
       checkpoint_dir=str(folder.path / 'checkpoints'),
       checkpoint_seconds=CHECKPOINT_SECONDS.value,
       resume=RESUME.value,
@@ -319,7 +418,7 @@ def settings() -> dict[str, Any]:
   return {holder.name: holder.value for holder in ours}
 
 
-def environment() -> dict[str, str]:
+def environment() -> dict[str, Any]:
   """What else a reader of the results should know."""
   return {
     'decomp': decomp.__version__,
@@ -327,6 +426,7 @@ def environment() -> dict[str, str]:
     'python': platform.python_version(),
     'machine': f'{processor()}, {os.cpu_count()} cores',
     'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processes': jax.process_count(),
   }
 
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from decomp import checks
 from decomp.tasks.data.dataset import Dataset
 
 VOCABULARY = '\n' + ''.join(map(chr, range(32, 127)))  # printable ASCII: the same everywhere
@@ -35,8 +36,7 @@ def text(length: int = 64, test_fraction: float = 0.1) -> Dataset:
   if not 0 < test_fraction < 1:
     raise ValueError(f'test_fraction={test_fraction}: must lie between 0 and 1')
   tokens = encode('\n\n'.join(topics[name] for name in sorted(topics)))
-  if not 1 <= length <= len(tokens) // 100:
-    raise ValueError(f'length={length}: must be from 1 to {len(tokens) // 100}')
+  length = checks.whole('length', length, 1, len(tokens) // 100)
   count = (len(tokens) - 1) // length
   num_test = math.ceil(test_fraction * count)
   inputs = tokens[: count * length].reshape(count, length)

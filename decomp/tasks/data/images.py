@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from decomp import checks
 from decomp.tasks.data.dataset import Dataset
 
 
@@ -56,7 +57,10 @@ def tfds_images(name: str, data_dir: str | None = None) -> Dataset:
   """
   import tensorflow_datasets as tfds
 
-  builder = tfds.builder(name, data_dir=data_dir)
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+  except (ValueError, TypeError):  # its own is a page
+    raise ValueError(f'name={name!r}: TensorFlow Datasets knows no such image set') from None
   return Dataset(
     train=_load(builder, 'train'),
     test=_load(builder, 'test'),
@@ -78,7 +82,7 @@ def shrink(dataset: Dataset, size: int) -> Dataset:
   [[2, 4], [10, 12]]
   """
   old = dataset.train['input'].shape[1]
-  if not isinstance(size, int) or size < 1 or old % size:
+  if not checks.is_whole(size) or size < 1 or old % size:
     raise ValueError(f'size={size!r}: must divide the {old} pixels of {dataset.name}')
 
   def smaller(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

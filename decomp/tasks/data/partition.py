@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decomp import checks
+
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
 
@@ -112,8 +114,8 @@ def dirichlet(labels: np.ndarray, num_workers: int, alpha: float, seed: int = 0)
     visual classification", https://arxiv.org/abs/1909.06335
   """
   labels = _check_labels(labels, num_workers)
-  if not 0 < alpha <= 1e6:
-    raise ValueError(f'alpha={alpha}: must be positive, and at most 1e6, where shards are alike')
+  if not checks.is_number(alpha) or not 0 < alpha <= 1e6:
+    raise ValueError(f'alpha={alpha!r}: must be positive, and at most 1e6, where shards are alike')
   rng = np.random.default_rng(seed)
   for _ in range(_ATTEMPTS):
     shards = _dirichlet_shards(labels, num_workers, alpha, rng)
@@ -157,7 +159,7 @@ def _check_labels(labels: np.ndarray, num_workers: int) -> np.ndarray:
 
 
 def _check_num_workers(num_workers: int, num_examples: int) -> None:
-  if not 1 <= num_workers <= num_examples:
+  if not checks.is_whole(num_workers) or not 1 <= num_workers <= num_examples:
     raise ValueError(
-      f'num_workers={num_workers}: must be from 1 to {num_examples}, the number of examples'
+      f'num_workers={num_workers!r}: must be from 1 to {num_examples}, the number of examples'
     )

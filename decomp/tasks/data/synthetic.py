@@ -7,7 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from decomp import checks
 from decomp.tasks.data.dataset import Dataset
+
+MOST_NUMBERS = 10**8
+MOST_DIMENSIONS = 3000
+"""Of what is drawn, so that it takes seconds."""
 
 
 class Quadratic(NamedTuple):
@@ -67,12 +72,14 @@ def quadratic(
     >>> float(problem.suboptimality(problem.optimum))
     0.0
   """
-  if min(num_workers, dimension) < 1:
-    raise ValueError(f'num_workers={num_workers}, dimension={dimension}: both must be at least 1')
+  seed = checks.seed(seed)
+  dimension = checks.whole('dimension', dimension, 1, MOST_DIMENSIONS)
+  num_workers = checks.whole('num_workers', num_workers, 1, MOST_NUMBERS // dimension**2)
+  heterogeneity = checks.real('heterogeneity', heterogeneity, 0, 1e6)
+  noise = checks.real('noise', noise, 0, 1e6)
+  condition = checks.real('condition', condition, 1, 1e9)
   if num_workers == 1 and heterogeneity:
     raise ValueError(f'heterogeneity={heterogeneity}: must be 0 for num_workers=1')
-  if condition < 1:
-    raise ValueError(f'condition={condition}: must be at least 1')
   rng = np.random.default_rng(seed)
   axes = np.linalg.qr(rng.standard_normal((num_workers, dimension, dimension))).Q
   hessians = (axes * np.geomspace(1 / condition, 1, dimension)) @ axes.mT
@@ -133,7 +140,10 @@ def logistic_regression(
   """
   from scipy import special
 
-  if not regularization > 0:
+  seed = checks.seed(seed)
+  dimension = checks.whole('dimension', dimension, 1, MOST_DIMENSIONS)
+  num_examples = checks.whole('num_examples', num_examples, 1, MOST_NUMBERS // dimension)
+  if not checks.real('regularization', regularization, 0, 1e6):
     raise ValueError(f'regularization={regularization}: must be positive')
   rng = np.random.default_rng(seed)
   inputs = rng.standard_normal((num_examples + num_examples // 4, dimension)).astype(np.float32)

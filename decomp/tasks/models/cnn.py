@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from decomp import checks
 from decomp.tasks.models.conv import Conv
 
 
@@ -44,7 +45,7 @@ def cnn(num_classes: int, channels: Sequence[int] = (16, 32)) -> nn.Module:
     >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
     (2, 10)
   """
-  return Cnn(num_classes, tuple(channels))
+  return Cnn(checks.width('num_classes', num_classes), checks.widths('channels', channels))
 
 
 def max_pool_2x2(x: jax.Array) -> jax.Array:

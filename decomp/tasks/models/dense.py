@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import flax.linen as nn
 import jax
 
+from decomp import checks
+
 
 class Dense(nn.Module):
   """Dense layers with ReLU between them; see :func:`mlp`."""
@@ -55,4 +57,4 @@ def mlp(num_classes: int, hidden: Sequence[int] = (256,)) -> nn.Module:
     >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
     (2, 10)
   """
-  return Dense(num_classes, tuple(hidden))
+  return Dense(checks.width('num_classes', num_classes), checks.widths('hidden', hidden))

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from decomp import checks
 from decomp.tasks.models.conv import Conv
 
 
@@ -76,11 +77,11 @@ def resnet(depth: int, num_classes: int, norm: str = 'batch', width: int = 16) -
     Hsieh et al., 2020, The non-IID data quagmire of decentralized machine learning,
     arXiv:1910.00189 (batch against group normalization).
   """
-  if depth < 8 or depth % 6 != 2:
-    raise ValueError(f'depth={depth} is not 6 m + 2 with m >= 1: use 8, 14, 20, 32, ...')
+  if not checks.is_whole(depth) or not 8 <= depth <= 1202 or depth % 6 != 2:
+    raise ValueError(f'depth={depth!r} is not 6 m + 2 with m from 1 to 200: use 8, 14, 20, 32, ...')
   if norm not in ('batch', 'group'):
     raise ValueError(f"norm={norm!r} is unknown: use 'batch' or 'group'")
-  return ResNet(depth, num_classes, norm, width)
+  return ResNet(depth, checks.width('num_classes', num_classes), norm, checks.width('width', width))
 
 
 def resnet20(num_classes: int = 10, norm: str = 'batch') -> nn.Module:

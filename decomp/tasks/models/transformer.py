@@ -9,6 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from decomp import checks
+
+DTYPES = ('float32', 'bfloat16', 'float16')
+
 
 class CharTransformer(nn.Module):
   """Causal transformer; see :func:`char_transformer`."""
@@ -80,6 +84,11 @@ def char_transformer(
     >>> jax.eval_shape(model.init_with_output, jax.random.key(0), tokens)[0].shape
     (2, 16, 27)
   """
-  if width % heads:
+  for name, value in {'vocabulary': vocabulary, 'width': width, 'length': length}.items():
+    checks.width(name, value)
+  checks.whole('layers', layers, 0, 100)
+  if dtype not in DTYPES:
+    raise ValueError(f'dtype={dtype!r}: must be one of {", ".join(DTYPES)}')
+  if width % checks.whole('heads', heads, 1, width):
     raise ValueError(f'width={width} is not a multiple of heads={heads}: change one of them')
   return CharTransformer(vocabulary, width, heads, layers, length, dtype)
