@@ -62,7 +62,7 @@ def functional(model: Any) -> Functional:
 def _linen(model: nn.Module) -> Functional:
   def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
     variables = dict(model.init(key, inputs, **_mode(model, False)))
-    return variables.pop('params'), variables
+    return variables.pop('params', {}), variables
 
   def apply(
     params: PyTree, state: PyTree, inputs: PyTree, train: bool, key: jax.Array | None
