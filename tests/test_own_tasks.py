@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import decomp
-from decomp import algorithms, cost, tasks, theory, topology
+from decomp import algorithms, cost, models, tasks, theory, topology
 from decomp.tasks.functional import functional
 from decomp.training.ahead import compile_for
 from decomp.training.evaluation import Batched
@@ -290,6 +290,13 @@ MISTAKES = {
 def test_mistakes_are_named(sentence):
   with pytest.raises(ValueError, match=re.escape(sentence)):
     tasks.from_arrays(**(GOOD | MISTAKES[sentence]))
+
+
+def test_a_model_must_know_all_classes_of_a_dataset():
+  task = tasks.digits(models.mlp(5))
+  start = task.init(KEY)
+  with pytest.raises(ValueError, match=r'model gives outputs of shape \(8, 5\): digits needs'):
+    task.evaluate(*start, batch_of(task))
 
 
 @pytest.mark.parametrize('shape', [(), (4, 1)])

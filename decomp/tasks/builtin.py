@@ -21,7 +21,7 @@ def digits(model: Any = None) -> Task:
   Args:
     model: a flax linen module; None for `models.mlp(10, hidden=(64,))`.
   """
-  return classification(data.digits(), model or models.mlp(10, hidden=(64,)))
+  return classification(data.digits(), models.mlp(10, hidden=(64,)) if model is None else model)
 
 
 def images(
@@ -77,8 +77,20 @@ def classification(
     augment: (key, raw inputs) -> raw inputs, in training only.
   """
   net = functional(model)
-  name = f'{dataset.name}/{net.name}'
-  return supervised(name, net, dataset.train, dataset.test, normalize=normalize, augment=augment)
+
+  def apply(params: PyTree, state: PyTree, inputs: jax.Array, *rest: Any) -> tuple[PyTree, PyTree]:
+    logits, state = net.apply(params, state, inputs, *rest)
+    needed = (len(inputs), *dataset.train['label'].shape[1:], dataset.num_classes)
+    if logits.shape[:-1] != needed[:-1] or logits.shape[-1] < needed[-1]:
+      raise ValueError(
+        f'model gives outputs of shape {logits.shape}: {dataset.name} needs {needed}'
+      )
+    return logits, state
+
+  name, checked = f'{dataset.name}/{net.name}', net._replace(apply=apply)
+  return supervised(
+    name, checked, dataset.train, dataset.test, normalize=normalize, augment=augment
+  )
 
 
 def logistic_regression(
