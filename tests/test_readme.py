@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.usefixtures('as_users_have_it')
 def test_every_snippet_runs(capsys):
   snippets = re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
-  assert len(snippets) == 6
+  assert len(snippets) == 7
   names = {}
   for snippet in snippets:
     exec(snippet, names)
@@ -24,6 +24,7 @@ def test_every_snippet_runs(capsys):
   assert 'likely' in out
   assert 'from_graph(10 nodes): 10 workers, degree 3' in out
   assert names['sim'].algorithm.name == 'every_other_step'
+  assert names['history'][-1]['test_loss'] < names['history'][0]['test_loss']
 
 
 @pytest.mark.parametrize('name', algorithms.__all__)

@@ -1,10 +1,12 @@
 """What is trained: data, a model and a loss, independent of any library for models.
 
-A `Task` needs only functions; the factories here make one from `decomp.data` and `decomp.models`.
+A `Task` needs only functions; the factories here make one from `decomp.data` and `decomp.models`,
+and `from_arrays` one from a model and arrays of your own.
 """
 
 from decomp.tasks.builtin import classification as classification
 from decomp.tasks.builtin import digits, images, logistic_regression, quadratic, text
+from decomp.tasks.supervised import from_arrays as from_arrays
 from decomp.tasks.task import Batch as Batch
 from decomp.tasks.task import Task as Task
 

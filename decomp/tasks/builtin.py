@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from decomp.base import PyTree
 from decomp.tasks import data, models
 from decomp.tasks.data import batches
+from decomp.tasks.functional import functional
+from decomp.tasks.supervised import supervised
 from decomp.tasks.task import Batch, Task
 
 
@@ -67,44 +68,29 @@ def classification(
   normalize: Callable[[jax.Array], jax.Array] = lambda x: x,
   augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
 ) -> Task:
-  """Cross-entropy of a flax linen model on a dataset.
+  """Cross-entropy of a model on a dataset.
 
   Args:
     dataset: with 'input' and 'label'.
-    model: called as `model.apply(variables, inputs, train=...)`.
+    model: a flax module or a pair of functions, as in `from_arrays`.
     normalize: raw inputs -> inputs of the model.
     augment: (key, raw inputs) -> raw inputs, in training only.
   """
-  if isinstance(model, type) or not (hasattr(model, 'init') and hasattr(model, 'apply')):
-    raise ValueError(f'model={model!r}: must be a flax linen module, such as models.mlp(10)')
+  net = functional(model)
 
-  def init(key: jax.Array) -> tuple[PyTree, PyTree]:
-    example = normalize(jnp.asarray(dataset.train['input'][:1]))
-    variables = dict(model.init(key, example, train=False))
-    return variables.pop('params'), variables
+  def apply(params: PyTree, state: PyTree, inputs: jax.Array, *rest: Any) -> tuple[PyTree, PyTree]:
+    logits, state = net.apply(params, state, inputs, *rest)
+    needed = (len(inputs), *dataset.train['label'].shape[1:], dataset.num_classes)
+    if logits.shape[:-1] != needed[:-1] or logits.shape[-1] < needed[-1]:
+      raise ValueError(
+        f'model gives outputs of shape {logits.shape}: {dataset.name} needs {needed}'
+      )
+    return logits, state
 
-  def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    least = (*labels.shape, dataset.num_classes)
-    if logits.shape[:-1] != labels.shape or logits.shape[-1] < dataset.num_classes:
-      raise ValueError(f'model gives outputs of shape {logits.shape}: {dataset.name} needs {least}')
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-  def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
-    inputs = batch['input'] if augment is None else augment(key, batch['input'])
-    variables = {'params': params, **state}
-    logits, state = model.apply(variables, normalize(inputs), train=True, mutable=list(state))
-    return cross_entropy(logits, batch['label']).mean(), state
-
-  def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
-    logits = model.apply({'params': params, **state}, normalize(batch['input']), train=False)
-    losses = cross_entropy(logits, batch['label'])
-    right = (logits.argmax(-1) == batch['label']).astype(jnp.float32)
-    per_example = {'loss': losses, 'accuracy': right}
-    # The mean over the positions of a sequence, where there are any.
-    return {name: values.reshape(len(values), -1).mean(1) for name, values in per_example.items()}
-
-  name = f'{dataset.name}/{type(model).__name__.lower()}'
-  return Task(name, init, loss, evaluate, dataset.train, dataset.test)
+  name, checked = f'{dataset.name}/{net.name}', net._replace(apply=apply)
+  return supervised(
+    name, checked, dataset.train, dataset.test, normalize=normalize, augment=augment
+  )
 
 
 def logistic_regression(

@@ -40,8 +40,17 @@ class Batched(NamedTuple):
 
   def mean(self, evaluate: Callable[[PyTree], dict[str, jax.Array]]) -> dict[str, jax.Array]:
     """The mean of every metric over all examples, each counted once."""
-    sums = jax.lax.map(
-      lambda part: {k: (v * part[1]).sum() for k, v in evaluate(part[0]).items()},
-      (self.examples, self.mask),
-    )
+
+    def sums_of(part: tuple[PyTree, jax.Array]) -> dict[str, jax.Array]:
+      examples, mask = part
+      found = evaluate(examples)
+      for name, values in found.items():
+        if np.shape(values) != mask.shape:
+          raise ValueError(
+            f"task: evaluate gives '{name}' of shape {np.shape(values)} for {len(mask)} examples: "
+            f'must give a value for each, of shape {mask.shape}'
+          )
+      return {name: (values * mask).sum() for name, values in found.items()}
+
+    sums = jax.lax.map(sums_of, (self.examples, self.mask))
     return {name: value.sum() / self.mask.sum() for name, value in sums.items()}

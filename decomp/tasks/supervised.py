@@ -1,0 +1,160 @@
+"""Tasks made of a model, a loss and examples with targets."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from decomp.base import PyTree
+from decomp.engine.cpu import keys
+from decomp.tasks import arrays
+from decomp.tasks.functional import Functional, functional
+from decomp.tasks.task import Batch, Task
+
+Losses = Callable[[Any, Any], jax.Array]
+"""(outputs, targets) -> the loss of each example, or of each of its positions."""
+
+
+def from_arrays(
+  model: Any,
+  train: tuple[Any, Any],
+  test: tuple[Any, Any],
+  loss: str | Losses = 'cross_entropy',
+  *,
+  augment: Callable[[jax.Array, PyTree], PyTree] | None = None,
+  name: str = 'arrays',
+) -> Task:
+  """Your own model on your own data.
+
+  Example:
+    >>> import decomp, flax.linen as nn, optax
+    >>> x = np.random.default_rng(0).normal(size=(200, 2))
+    >>> y = x[:, 0] > x[:, 1]
+    >>> task = from_arrays(nn.Dense(2), train=(x[:150], y[:150]), test=(x[150:], y[150:]))
+    >>> algorithm = decomp.algorithms.d_psgd(optax.sgd(1.0))
+    >>> history = decomp.train(task, algorithm, decomp.topology.ring(2), steps=20, batch_size=8)
+    >>> bool(history[-1]['test_accuracy'] > 0.9)
+    True
+
+  Args:
+    model: one of
+
+      * a flax linen module. Where its `__call__` takes `train`, `training` or `deterministic`, it
+        is told whether it is being trained. Variables besides the parameters, such as BatchNorm's
+        `batch_stats`, stay with their worker.
+      * what makes an nnx module when it is called with `rngs=`, such as the module's class or
+        `functools.partial` of it; or such a module, with which runs of all seeds then begin. It is
+        switched by `train()` and `eval()`.
+      * a pair `(init, apply)` of `init(key) -> params` and `apply(params, x) -> outputs`, with
+        params any pytree of floating point arrays.
+    train: `(x, y)`, one row for each example: anything that NumPy makes arrays of; x may also be
+      a dict of them, in which case the model is called with a dict. What is predicted from itself
+      needs targets too: `(x, x)` for an autoencoder, `(text[:, :-1], text[:, 1:])` for a language
+      model.
+    test: `(x, y)` of the same form, which rows of metrics are averaged over.
+    loss: one of
+
+      * 'cross_entropy': outputs [batch, ..., classes] are logits, y holds labels from 0. The
+        metrics are then loss and accuracy, else the loss only.
+      * 'squared': the mean of (outputs - y)².
+      * a function (outputs, targets) -> the loss of each example, [batch]. Where it is [batch,
+        ...], as with sequences, an example's loss is the mean.
+    augment: (key, x of a batch) -> x, in training only.
+    name: of the data, for tables, plots and checkpoints.
+
+  Returns:
+    The `Task`, with y as 'label'.
+  """
+  net, losses = functional(model), _losses(loss)
+  held = {'train': arrays.examples('train', train), 'test': arrays.examples('test', test)}
+  outputs = arrays.outputs(lambda key, part: _predict(net, key, part), held['train'])
+  for where, part in held.items():
+    if loss == 'cross_entropy':
+      part['label'] = arrays.labels(f'{where}: y', part['label'], outputs)
+    elif loss == 'squared':
+      part['label'] = arrays.numbers(f'{where}: y', part['label'], outputs)
+  arrays.check_alike(**held)
+  arrays.check_losses(losses, outputs, held['train']['label'])
+  return supervised(f'{name}/{net.name}', net, held['train'], held['test'], loss, augment=augment)
+
+
+def supervised(
+  name: str,
+  model: Functional,
+  train: Mapping[str, np.ndarray],
+  test: Mapping[str, np.ndarray],
+  loss: str | Losses = 'cross_entropy',
+  normalize: Callable[[PyTree], PyTree] = lambda x: x,
+  augment: Callable[[jax.Array, PyTree], PyTree] | None = None,
+) -> Task:
+  """A model's loss on examples that are in order.
+
+  Args:
+    name: of the task.
+    model: as pure functions.
+    train: 'input', or 'input/NAME' for each array of a dict, and 'label'.
+    test: the same.
+    loss: as in `from_arrays`.
+    normalize: raw inputs -> inputs of the model.
+    augment: (key, raw inputs) -> raw inputs, in training only.
+  """
+  losses = _losses(loss)
+
+  def init(key: jax.Array) -> tuple[PyTree, PyTree]:
+    return model.init(key, normalize(_inputs({k: jnp.asarray(x[:1]) for k, x in train.items()})))
+
+  def train_loss(
+    params: PyTree, state: PyTree, batch: Batch, key: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
+    inputs = _inputs(batch) if augment is None else augment(key, _inputs(batch))
+    own_key = keys.fold_in(key, 1)  # not the one that augments
+    outputs, state = model.apply(params, state, normalize(inputs), True, own_key)
+    return losses(outputs, batch['label']).mean(), state
+
+  def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
+    outputs, _ = model.apply(params, state, normalize(_inputs(batch)), False, None)
+    found = {'loss': losses(outputs, batch['label'])}
+    if loss == 'cross_entropy':
+      found['accuracy'] = (outputs.argmax(-1) == batch['label']).astype(jnp.float32)
+    # The mean over the positions of a sequence, where there are any.
+    return {name: values.reshape(len(values), -1).mean(1) for name, values in found.items()}
+
+  return Task(name, init, train_loss, evaluate, train, test)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  exact = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  return optax.softmax_cross_entropy_with_integer_labels(exact, labels)
+
+
+def _squared(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+  return (outputs.astype(targets.dtype) - targets) ** 2
+
+
+_LOSSES: dict[str, Losses] = {'cross_entropy': _cross_entropy, 'squared': _squared}
+
+
+def _losses(loss: str | Losses) -> Losses:
+  if callable(loss):
+    return loss
+  if loss not in _LOSSES:
+    raise ValueError(
+      f'loss={loss!r}: must be {", ".join(map(repr, _LOSSES))}, or a function (outputs, targets) '
+      '-> the loss of each example'
+    )
+  return _LOSSES[loss]
+
+
+def _predict(model: Functional, key: jax.Array, batch: Mapping[str, Any]) -> PyTree:
+  """The outputs of a model that has just begun."""
+  return model.apply(*model.init(key, _inputs(batch)), _inputs(batch), False, None)[0]
+
+
+def _inputs(batch: Mapping[str, Any]) -> PyTree:
+  """What the model is called with: an array, or a dict of them."""
+  if 'input' in batch:
+    return batch['input']
+  return {k.removeprefix('input/'): x for k, x in batch.items() if k != 'label'}
