@@ -9,6 +9,7 @@ compressors.eden rotates first, and has α² = 0.571 with ONE bit, whatever the 
 
   theory    which graphs bear 1, 2, 3 and 4 bits, and fractions of a bit: formulas only
   gossip    the rate at which workers agree, predicted and measured, on both sides of the limit
+  floor     what few bits cost where the noise of gradients decides: quadratics
   digits    training: all codecs, with SGD, momentum and Adam, examples at random and by label
   cifar10   ResNet-8 on CIFAR-10 at 16 x 16 pixels (experiments.prepare_data gets it)
   text      a transformer that predicts characters
@@ -16,8 +17,8 @@ compressors.eden rotates first, and has α² = 0.571 with ONE bit, whatever the 
   codec     seconds of encoding and decoding, and which network they pay on
 
 Prints a line for each finished cell, and writes PART.json for each part; a cell that is in there is
-not run again, so that the study can be stopped and continued. Figures are drawn of all parts that
-are there. experiments/studies/one_bit/README.md tells what was found.
+not run again, so that the study can be stopped and continued. Figures are drawn, and tables.md is
+written, of all parts that are there. experiments/studies/one_bit/README.md tells what was found.
 """
 
 import functools
@@ -27,7 +28,7 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.common import settings
-from experiments.studies.one_bit import codec, gossip, messages, theory, training
+from experiments.studies.one_bit import codec, floor, gossip, messages, plot, tables, theory, training
 from experiments.studies.one_bit.kept import Kept
 
 for flag in ('output', 'smoke'):
@@ -37,6 +38,7 @@ Part = Callable[[Kept, bool], None]
 PARTS: dict[str, Part] = {
   'theory': theory.predict,
   'gossip': gossip.measure,
+  'floor': floor.measure,
   **{task: functools.partial(training.train, task) for task in training.BENCHES},
   'messages': messages.measure,
   'codec': codec.measure,
@@ -51,6 +53,9 @@ def main(argv: Sequence[str]) -> None:
   with settings.mistakes_in_one_line('stopped; the same command continues from here'):
     for part in CHOSEN.value:
       PARTS[part](Kept(path / f'{part}.json'), settings.SMOKE.value)
+    for figure in plot.draw(path):
+      print(f'plot: {figure}')
+    print(f'tables: {tables.write(path)}')
 
 
 if __name__ == '__main__':

@@ -23,6 +23,7 @@ CODECS = [
   'stochastic_quantizer(4, bucket=512)',
 ]
 SIZE, DRAWS, SAMPLES = 16384, 4, 16
+ROUNDS = (1, 2, 5, 10, 20, 40, 60)
 LENGTHS = (32, 128, 1024, 4096)
 TASKS: Mapping[str, tuple[Callable[[], decomp.Task], str, int]] = {
   'digits': (tasks.digits, 'sgd(0.2)', 200),
@@ -166,9 +167,9 @@ def _in_gossip(text: str) -> Row:
     't(2)': rng.standard_t(2, size=(8, gossip.SIZE)),
     'an element each': 100 * np.eye(8, gossip.SIZE) + rng.normal(size=(8, gossip.SIZE)),
   }.items():
-    logs, noises = gossip.simulate(graph, codec, 60, keys, jnp.asarray(start, jnp.float32))
+    logs, noises = gossip.simulate(graph, codec, ROUNDS[-1], keys, jnp.asarray(start, jnp.float32))
     course = np.exp(np.asarray(logs, float).cumsum(1)).mean(0)
-    row[kind] = course[[0, 1, 4, 9, 19, 39, 59]].tolist()
+    row[kind] = course[np.array(ROUNDS) - 1].tolist()
     row[f'{kind}, first alpha2'] = float(np.asarray(noises)[:, 0].mean())
     row[f'{kind}, at the end'] = float(course[-1])
   return row

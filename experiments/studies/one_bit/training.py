@@ -93,6 +93,12 @@ def cells(task: str) -> list[Cell]:
   return [Cell(a, ADAM, 'iid', 'ring(4)') for a in first]
 
 
+def grouped(task: str, found: Row) -> dict[Cell, list[Row]]:
+  """The finished runs of each cell, a row for each seed."""
+  rows = {cell: [found.get(cell.named(seed)) for seed in SEEDS] for cell in cells(task)}
+  return {cell: [r for r in runs if r] for cell, runs in rows.items() if any(runs)}
+
+
 def run(bench: Bench, cell: Cell, seeds: Sequence[int]) -> list[Row]:
   """Trains with each seed."""
   task, graph = bench.task(), graph_of(cell.graph)

@@ -1,0 +1,42 @@
+"""What few bits cost where the noise of gradients decides: the error at the end, over D-PSGD's."""
+
+import functools
+
+import numpy as np
+
+from decomp.theory.rules.common import noise_gain
+from experiments.studies.disagreement.theory import dcd_ratio
+from experiments.studies.one_bit import gossip
+from experiments.studies.one_bit.kept import Kept, Row
+from experiments.studies.one_bit.theory import eden_alpha2
+from experiments.studies.verdicts import labs
+from experiments.studies.verdicts.cells import QUADRATIC, Cell
+
+CODECS = [*(f'eden({bits})' for bits in (1, 2, 4)), gossip.GRIDS[1]]
+GRAPHS = ('ring(8)', 'torus(4, 4)')
+SEEDS = (0, 1, 2)
+
+
+def measure(kept: Kept, smoke: bool) -> None:
+  """Every codec on quadratics with noisy gradients and a known optimum, as in the study verdicts."""
+  for graph in GRAPHS[:1] if smoke else GRAPHS:
+    for codec in CODECS[:1] if smoke else CODECS:
+      row = kept.of(f'{graph}, {codec}', functools.partial(_ratio, graph, codec, SEEDS[: 1 if smoke else 3]))
+      said = f'expected {row["expected"]:.3g}, ' if row['expected'] else ''
+      print(f'floor {graph}, {codec}: {said}measured {row["measured"]:.3g}', flush=True)
+
+
+def _ratio(graph: str, codec: str, seeds: tuple[int, ...]) -> Row:
+  """f(x̄) - f* over that of `d_psgd`, the means over seeds; 1 + α²(1 + K)/(1 - α²K) is expected."""
+  lab = labs.lab(Cell('', graph, QUADRATIC, 'sgd(0.1)'))
+  ends = np.array([lab.run(f'dcd_psgd({codec})', seed)[1:] for seed in seeds])
+  expected = None
+  if codec.startswith('eden'):
+    alpha2 = eden_alpha2(int(codec[5]))
+    expected = float(dcd_ratio(np.array(alpha2), noise_gain(lab.graph)))
+  own, reference = ends.mean(0)
+  return {
+    'expected': expected,
+    'measured': float(own / reference),
+    'seeds': (ends[:, 0] / ends[:, 1]).tolist(),
+  }
