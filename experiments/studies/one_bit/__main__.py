@@ -28,7 +28,16 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.common import settings
-from experiments.studies.one_bit import codec, floor, gossip, messages, plot, tables, theory, training
+from experiments.studies.one_bit import (
+  codec,
+  floor,
+  gossip,
+  messages,
+  plot,
+  tables,
+  theory,
+  training,
+)
 from experiments.studies.one_bit.kept import Kept
 
 for flag in ('output', 'smoke'):

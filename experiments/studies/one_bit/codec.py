@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 import decomp
-from decomp import algorithms, compressors, cost, spec, topology
+from decomp import compressors, cost, spec, topology
 from experiments.studies.one_bit.kept import Kept, Row
 
 SIZES = (100_000, 1_000_000)

@@ -18,10 +18,12 @@ SEEDS = (0, 1, 2)
 
 
 def measure(kept: Kept, smoke: bool) -> None:
-  """Every codec on quadratics with noisy gradients and a known optimum, as in the study verdicts."""
+  """Every codec on the quadratics of the study verdicts: noisy gradients, a known optimum."""
   for graph in GRAPHS[:1] if smoke else GRAPHS:
     for codec in CODECS[:1] if smoke else CODECS:
-      row = kept.of(f'{graph}, {codec}', functools.partial(_ratio, graph, codec, SEEDS[: 1 if smoke else 3]))
+      row = kept.of(
+        f'{graph}, {codec}', functools.partial(_ratio, graph, codec, SEEDS[: 1 if smoke else 3])
+      )
       said = f'expected {row["expected"]:.3g}, ' if row['expected'] else ''
       print(f'floor {graph}, {codec}: {said}measured {row["measured"]:.3g}', flush=True)
 

@@ -73,7 +73,9 @@ def measure(kept: Kept, smoke: bool) -> None:
   """The rate of every cell."""
   chosen = cells()[:2] if smoke else cells()
   for number, (graph, codec) in enumerate(chosen, start=1):
-    row = kept.of(f'{graph}, {codec}', functools.partial(rates, graph, codec, 8 if smoke else ROUNDS))
+    row = kept.of(
+      f'{graph}, {codec}', functools.partial(rates, graph, codec, 8 if smoke else ROUNDS)
+    )
     said = f'expected {row["expected"]:.4f}' if row['expected'] else 'nothing expected'
     print(
       f'gossip [{number}/{len(chosen)}] {graph}, {codec}: {said}, '
@@ -132,7 +134,9 @@ def simulate(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _simulated(codec: Compressor, rounds: int, matrix: jax.Array, keys: jax.Array, start: Any) -> Any:
+def _simulated(
+  codec: Compressor, rounds: int, matrix: jax.Array, keys: jax.Array, start: Any
+) -> Any:
   def unit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     x = x - x.mean(0, keepdims=True)
     energy = (x**2).sum()

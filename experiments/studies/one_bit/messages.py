@@ -11,7 +11,7 @@ import optax
 import scipy.linalg
 
 import decomp
-from decomp import algorithms, compressors, spec, tasks, theory, topology
+from decomp import algorithms, spec, tasks, theory, topology
 from decomp.base import Compressor, PyTree
 from decomp.engine import tree
 from experiments.studies.one_bit import gossip
@@ -110,7 +110,9 @@ def measure(kept: Kept, smoke: bool) -> None:
       name = f'{codec}, structured, {length} elements'
       _show(name, kept.of(name, functools.partial(_on_structured, codec, length)))
   for task in [] if smoke else TASKS:
-    _show(f'differences of {task}', kept.of(f'differences of {task}', functools.partial(_on_task, task)))
+    _show(
+      f'differences of {task}', kept.of(f'differences of {task}', functools.partial(_on_task, task))
+    )
   for codec in codecs[:1] if smoke else ['eden(1)', *gossip.GRIDS]:
     name = f'{codec}, gossip'
     _show(name, kept.of(name, functools.partial(_in_gossip, codec)))

@@ -14,7 +14,7 @@ from experiments.studies.one_bit.training import grouped
 
 RING_LIMIT = theory.ring_limit(1 / 3)
 # Blues and round marks for rotation, oranges and square ones for grids: they differ in lightness.
-STYLES = {
+STYLES: dict[str, Row] = {
   'd_psgd': {'color': 'black', 'linestyle': '-', 'marker': ''},
   'dcd_psgd(eden(1))': {'color': '#08306b', 'linestyle': '-', 'marker': 'o'},
   'dcd_psgd(eden(2))': {'color': '#2b8cbe', 'linestyle': '-', 'marker': 'o'},
@@ -108,7 +108,11 @@ def training(runs: Mapping[str, Row]) -> Any:
     ax.set_title(title if len(title) < 60 else f'{title[:57]}...', fontsize=9)
   for ax in axes.flat[len(panels) :]:
     ax.set_visible(False)
-  shown = {text: line for ax in axes.flat for line, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+  shown = {
+    text: line
+    for ax in axes.flat
+    for line, text in zip(*ax.get_legend_handles_labels(), strict=True)
+  }
   order = [text for text in STYLES if text in shown]
   figure.legend([shown[t] for t in order], order, loc='outside lower center', ncols=4, fontsize=9)
   return figure
@@ -158,7 +162,9 @@ def messages(found: Row) -> Any:
     ax.plot(range(len(y)), y, label=text, ms=6, lw=1.0, **style)
   ax.axhline(RING_LIMIT, color='black', lw=1.2, ls=':')
   ax.annotate('limit of a ring', (0.01, RING_LIMIT * 1.08), xycoords=('axes fraction', 'data'))
-  ax.set_xticks(range(len(kinds) + len(tasks)), [*kinds, *tasks], rotation=18, ha='right', fontsize=9)
+  ax.set_xticks(
+    range(len(kinds) + len(tasks)), [*kinds, *tasks], rotation=18, ha='right', fontsize=9
+  )
   ax.set(yscale='log', ylabel='α²')
   ax.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
   ax.grid(alpha=0.25)

@@ -182,10 +182,12 @@ def costs(found: Row) -> list[Row]:
 
 
 def crossings(found: Row) -> list[Row]:
-  """The bandwidth at which two algorithms take the same time: the one that sends less wins below."""
+  """The bandwidth below which the algorithm that sends less is the faster one."""
   size, rows = max(codec.SIZES), []
   named = {name.rpartition(', ')[0]: row for name, row in found.items() if f', {size} ' in name}
-  times = {text: codec.step_seconds(text, size, row, codec.BANDWIDTHS) for text, row in named.items()}
+  times = {
+    text: codec.step_seconds(text, size, row, codec.BANDWIDTHS) for text, row in named.items()
+  }
   for text, other in itertools.product(EDEN, named):
     if text in named and named[other]['bytes'] > named[text]['bytes']:
       faster = codec.BANDWIDTHS[times[text] < times[other]]

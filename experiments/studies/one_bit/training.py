@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +25,7 @@ RING = 'ring(8)'
 SGD = 'sgd(0.2)'
 MOMENTUM = 'sgd(0.02, momentum=0.9)'
 ADAM = 'adam(0.003)'
-FALLING = (
-  'chain(add_decayed_weights(1e-4), sgd(warmup_step_decay(0.1, warmup=0.05), momentum=0.9))'
-)
+FALLING = 'chain(add_decayed_weights(1e-4), sgd(warmup_step_decay(0.1, warmup=0.05), momentum=0.9))'
 SIGNS = 2 / math.pi
 """δ of signs on Gaussian numbers, and of `contractive(eden(1))` on any: CHOCO's rate goes by it."""
 SEEDS = (0, 1, 2)
@@ -133,7 +131,7 @@ def build(cell: Cell, steps: int, rate: float | None = None) -> decomp.Algorithm
   decay = schedules.warmup_step_decay
   named = {**spec.optimizers(), 'warmup_step_decay': lambda *a, **k: decay(*a, steps=steps, **k)}
   optimizer = spec.build(cell.optimizer, named, kind='optimizer')
-  known = [spec.algorithms(optimizer), compressors]
+  known: Any = [spec.algorithms(optimizer), compressors]
   return spec.build(cell.algorithm, known, kind='algorithm', consensus_rate=rate)
 
 
@@ -178,7 +176,9 @@ def train(task: str, kept: Kept, smoke: bool) -> None:
   groups = [SEEDS] if bench.seeds_at_once else [(seed,) for seed in SEEDS]
   for number, (seeds, cell) in enumerate(itertools.product(groups, chosen), start=1):
     found = _found(bench, cell, seeds, kept)
-    shown = ', '.join(f'diverged at {r["diverged"]}' if r['diverged'] else f'{r["accuracy"]:.2%}' for r in found)
+    shown = ', '.join(
+      f'diverged at {r["diverged"]}' if r['diverged'] else f'{r["accuracy"]:.2%}' for r in found
+    )
     name = cell.named(seeds[0])
     print(f'{task} [{number}/{len(groups) * len(chosen)}] {name}: {shown}', flush=True)
 
