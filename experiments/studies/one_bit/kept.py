@@ -30,7 +30,9 @@ class Kept:
       self.rows.setdefault('environment', settings.environment())
       self.rows[name] = found
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      output.write_rows(self._path, self.rows)
+      beside = self._path.with_suffix('.new')  # a program that is killed leaves a whole file
+      output.write_rows(beside, self.rows)
+      beside.replace(self._path)
     return self.rows[name]
 
 

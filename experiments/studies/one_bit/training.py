@@ -58,9 +58,9 @@ class Bench(NamedTuple):
 BENCHES = {
   'digits': Bench(tasks.digits, 16, 1000, seeds_at_once=True, rows=50),
   'cifar10': Bench(
-    lambda: tasks.images('cifar10', models.resnet8(10), size=16), 16, 10, True, worker_examples=500
+    lambda: tasks.images('cifar10', models.resnet8(10), size=16), 16, 3, True, worker_examples=500
   ),
-  'text': Bench(tasks.text, 16, 500, worker_examples=200),
+  'text': Bench(tasks.text, 16, 150, rows=5, worker_examples=200),
 }
 
 
@@ -84,7 +84,7 @@ def cells(task: str) -> list[Cell]:
     graphs = ['lazy_ring(16, 0.05)', 'lazy_ring(16, 0.2)', 'star(32)', 'ring(32)']
     return plain + [Cell(a, SGD, 'iid', g) for g in graphs for a in ('d_psgd', EDEN[0])]
   if task == 'cifar10':
-    first = ['d_psgd', EDEN[0], GRIDS[2], EDEN[1], GRIDS[1], GRIDS[0], *CHOCO[::-1], ECD[1]]
+    first = ['d_psgd', EDEN[0], GRIDS[0], GRIDS[2], EDEN[1], GRIDS[1], *CHOCO[::-1], ECD[1]]
     by_label = ['d_psgd', EDEN[0], GRIDS[2]]
     return [Cell(a, FALLING) for a in first] + [Cell(a, FALLING, 'by_label') for a in by_label]
   first = ['d_psgd', EDEN[0], GRIDS[2], EDEN[1], GRIDS[1], CHOCO[1]]
