@@ -81,16 +81,16 @@ def limits(predicted: Row, measured: Row) -> Any:
   right.plot(ends, ends, 'k-', lw=0.8, label='as expected')
   for line in (right.axhline, right.axvline):
     line(1, color='0.5', ls=':', lw=1.2)
-  right.annotate('diverges', (0.98, 0.97), xycoords='axes fraction', ha='right', va='top')
+  right.annotate('diverges', (0.03, 1.02), xycoords=('axes fraction', 'data'))
   right.set(xlabel='factor of |x - x̄|² in a round, expected', ylabel='measured')
   right.set_title('agreement without gradients', fontsize=10)
-  right.legend(loc='upper left')
+  right.legend(loc='lower right')
   right.grid(alpha=0.25)
   return figure
 
 
 def training(runs: Mapping[str, Row]) -> Any:
-  """Accuracy of the mean model against the bytes that a worker has sent."""
+  """Test error of the mean model against the bytes that a worker has sent; crosses diverged."""
   import matplotlib.pyplot as plt
 
   panels = [
@@ -104,7 +104,7 @@ def training(runs: Mapping[str, Row]) -> Any:
     lines, columns, figsize=(5.6 * columns, 3.9 * lines + 1.4), layout='constrained', squeeze=False
   )
   for ax, (title, rows) in zip(axes.flat, panels, strict=False):
-    _accuracies(ax, rows)
+    _errors(ax, rows)
     ax.set_title(title if len(title) < 60 else f'{title[:57]}...', fontsize=9)
   for ax in axes.flat[len(panels) :]:
     ax.set_visible(False)
@@ -127,23 +127,24 @@ def _settings(task: str, found: Row) -> Iterator[tuple[tuple[str, str], dict[str
   yield from groups.items()
 
 
-def _accuracies(ax: Any, rows: Mapping[str, list[Row]]) -> None:
-  """The mean over seeds; a cross where the first seed diverged."""
+def _errors(ax: Any, rows: Mapping[str, list[Row]]) -> None:
+  """The mean over seeds of the part that is wrong; a cross where the first seed diverged."""
   for text, style in STYLES.items():
     ended = [row for row in rows.get(text, []) if not row['diverged']]
     for row in rows.get(text, [])[:1]:
       if row['diverged']:
-        x, y = row['megabytes'], 100 * row['accuracies'][-1]
-        ax.plot([x], [y], linestyle='', marker='X', ms=9, color=style['color'])
-        ax.annotate('diverged', (x, y), fontsize=7, xytext=(5, 3), textcoords='offset points')
+        cross = {'linestyle': '', 'marker': 'X', 'ms': 9, 'color': style['color']}
+        ax.plot([row['megabytes']], [100 * (1 - row['accuracies'][-1])], **cross)
         ax.plot([], [], label=text, **style)
     if ended:
       steps, last = np.array(ended[0]['steps'][1:], float), ended[0]['steps'][-1]
-      y = 100 * np.mean([row['accuracies'][1:] for row in ended], axis=0)
-      x = steps * ended[0]['megabytes'] / last
-      ax.plot(x, y, label=text, ms=3.5, lw=1.4, **style)
-  ax.set(xscale='log', xlabel='MB sent by a worker', ylabel='test accuracy, %')
-  ax.grid(alpha=0.25)
+      wrong = 100 * (1 - np.mean([row['accuracies'][1:] for row in ended], axis=0))
+      ax.plot(steps * ended[0]['megabytes'] / last, wrong, label=text, ms=3.5, lw=1.4, **style)
+  ax.set(xscale='log', yscale='log', xlabel='MB sent by a worker', ylabel='test error, %')
+  ax.yaxis.set_major_formatter('{x:g}')
+  ax.yaxis.set_minor_formatter('{x:g}')
+  ax.tick_params(axis='y', which='minor', labelsize=7)
+  ax.grid(alpha=0.25, which='both')
 
 
 def messages(found: Row) -> Any:
