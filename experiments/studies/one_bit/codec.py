@@ -39,6 +39,13 @@ def seconds(text: str, size: int) -> Row:
   return {'nanoseconds': 1e9 * own / size, 'bytes': sent / size}
 
 
+def of_largest(found: Row) -> tuple[int, dict[str, Row]]:
+  """The largest size there is, and the results of each algorithm with it."""
+  named = {tuple(name.rsplit(', ', 1)): row for name, row in found.items()}
+  size = max(int(elements.partition(' ')[0]) for _, elements in named)
+  return size, {text: row for (text, at), row in named.items() if at == f'{size} elements'}
+
+
 def step_seconds(text: str, size: int, row: Row, bandwidth: np.ndarray) -> np.ndarray:
   """Seconds of a step on networks of these bandwidths, gradients left out: decomp.cost's model."""
   codec = row['nanoseconds'] * 1e-9 * size

@@ -178,13 +178,11 @@ def networks(found: Row) -> Any:
   from matplotlib.ticker import EngFormatter
 
   figure, ax = plt.subplots(figsize=(9, 5.2), layout='constrained')
-  size = max(codec.SIZES)
-  for name, row in found.items():
-    text, _, count = name.rpartition(', ')
-    if count == f'{size} elements':
-      y = codec.step_seconds(text, size, row, codec.BANDWIDTHS)
-      known = next((s for t, s in STYLES.items() if text.startswith(t.removesuffix(')'))), {})
-      ax.plot(codec.BANDWIDTHS, y, label=text, lw=1.6, **{**known, 'marker': ''})
+  size, named = codec.of_largest(found)
+  for text, row in named.items():
+    y = codec.step_seconds(text, size, row, codec.BANDWIDTHS)
+    known = next((s for t, s in STYLES.items() if text.startswith(t.removesuffix(')'))), {})
+    ax.plot(codec.BANDWIDTHS, y, label=text, lw=1.6, **{**known, 'marker': ''})
   ax.set(xscale='log', yscale='log', xlabel='bandwidth of a card', ylabel='seconds of a step')
   ax.xaxis.set_major_formatter(EngFormatter('bit/s'))
   ax.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))

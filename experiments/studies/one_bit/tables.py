@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common import report
-from experiments.studies.one_bit import codec, messages
+from experiments.studies.one_bit import codec, floor, messages
 from experiments.studies.one_bit.kept import Row, read
 from experiments.studies.one_bit.training import EDEN, Cell, grouped
 
@@ -77,15 +77,20 @@ def agreement(found: Row) -> list[Row]:
 
 def floors(found: Row) -> list[Row]:
   """Errors at the floor of gradients' noise."""
-  return [
-    {
-      'graph and codec': name,
-      'expected': f'{row["expected"]:.2f}' if row['expected'] else '–',
-      'measured': f'{row["measured"]:.2f}',
-      'seeds': ', '.join(f'{value:.2f}' for value in row['seeds']),
-    }
-    for name, row in found.items()
-  ]
+  rows = []
+  for name, row in found.items():
+    graph, _, codec_text = name.rpartition(', ')
+    said = floor.expected(graph, codec_text) if 'eden' in codec_text else []
+    rows.append(
+      {
+        'graph and codec': name,
+        'expected for small steps': f'{said[0]:.2f}' if said else '–',
+        'with curvature': f'{said[1]:.2f}' if said else '–',
+        'measured': f'{row["measured"]:.2f}',
+        'seeds': ', '.join(f'{value:.2f}' for value in row['seeds']),
+      }
+    )
+  return rows
 
 
 def trained(cells: dict[Cell, list[Row]], setting: Sequence[str]) -> list[Row]:
@@ -183,11 +188,13 @@ def costs(found: Row) -> list[Row]:
 
 def crossings(found: Row) -> list[Row]:
   """The bandwidth below which the algorithm that sends less is the faster one."""
-  size, rows = max(codec.SIZES), []
-  named = {name.rpartition(', ')[0]: row for name, row in found.items() if f', {size} ' in name}
+  if not found:
+    return []
+  size, named = codec.of_largest(found)
   times = {
     text: codec.step_seconds(text, size, row, codec.BANDWIDTHS) for text, row in named.items()
   }
+  rows = []
   for text, other in itertools.product(EDEN, named):
     if text in named and named[other]['bytes'] > named[text]['bytes']:
       faster = codec.BANDWIDTHS[times[text] < times[other]]

@@ -95,6 +95,21 @@ def least_fraction(limit: float, alpha2: float) -> float:
   return (1 + alpha2) / (1 + limit)
 
 
+def curved_gain(graph: decomp.Topology, rates: np.ndarray) -> float:
+  """K where a gradient step takes its part: the mean of (1 - λ + γh)/(1 + λ - γh) over λ and γh.
+
+  For symmetric W with alike workers, quadratics with curvatures h, and codecs that spread their
+  noise evenly over all elements, as a rotation does. Larger steps lower the limit 1/K.
+
+  >>> round(1 / curved_gain(topology.ring(8), np.zeros(1)), 3)
+  1.366
+  >>> round(1 / curved_gain(topology.ring(8), np.full(1, 0.1)), 3)
+  1.089
+  """
+  factors = np.linalg.eigvalsh(graph.matrix)[:, None] - rates
+  return float(((1 - factors) / (1 + factors)).mean())
+
+
 def largest_gain(graph: decomp.Topology) -> float:
   """A bound of K that shows what it hangs on, for symmetric W: no worker's A_ij add up to more.
 
