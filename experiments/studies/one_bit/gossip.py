@@ -92,10 +92,7 @@ def rates(graph_text: str, codec_text: str, rounds: int) -> Row:
   half = rounds // 2
   logs, noise = simulate(graph, codec, rounds, jax.random.split(jax.random.key(0), SEEDS))
   measured = np.exp(logs[:, half:].mean(1))
-  expected = math.nan
-  if alpha2 is not None:
-    factors = np.array(list(itertools.islice(theory.moments(graph, alpha2), rounds)))
-    expected = float(np.exp(np.log(factors[half:]).mean()))
+  expected = math.nan if alpha2 is None else expected_rate(graph, alpha2, rounds)
   return {
     'expected': expected,
     'measured': float(measured.mean()),
@@ -105,6 +102,12 @@ def rates(graph_text: str, codec_text: str, rounds: int) -> Row:
     'limit': 1 / theory.noise_gain(graph),
     'uncompressed': graph.rho**2,
   }
+
+
+def expected_rate(graph: decomp.Topology, alpha2: float, rounds: int) -> float:
+  """The factor in a round, over the second half of the rounds."""
+  factors = np.array(list(itertools.islice(theory.moments(graph, alpha2), rounds)))
+  return float(np.exp(np.log(factors[rounds // 2 :]).mean()))
 
 
 def codec_of(text: str) -> Compressor:
@@ -122,18 +125,15 @@ def _alpha2(text: str, codec: Compressor) -> float | None:
 
 
 def padded_alpha2(codec: Compressor, size: int) -> float:
-  """α² of `eden` on so many alike elements: what falls on the zeros that fill its last row is lost.
+  """α² of `eden(1)` on so many elements: what falls on the zeros that fill its rows up is lost.
 
   >>> [round(padded_alpha2(compressors.eden(1), size), 3) for size in (4096, 3686)]
-  [0.571, 0.533]
+  [0.571, 0.514]
   """
   shapes = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((size,), jnp.float32)
   payload: Any = jax.eval_shape(codec.encode, *shapes)
-  rows = payload.scale.size
-  length = 8 * payload.codes.size // rows  # of one bit per element
-  last = size - (rows - 1) * length
   assert codec.alpha2 is not None
-  return codec.alpha2(size) * (1 - last / size * (1 - last / length))
+  return codec.alpha2(size) * size / (8 * payload.codes.size)
 
 
 def simulate(
