@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from test_experiments import Program
 import decomp
 from decomp import algorithms, compressors, topology
 from decomp.theory.rules.common import noise_gain
-from experiments.studies.one_bit import gossip, theory
+from experiments.studies.one_bit import gossip, kept, tables, theory
 
 pytestmark = pytest.mark.usefixtures('as_users_have_it')
 
@@ -84,20 +85,38 @@ def test_less_than_a_bit():
   assert found.bytes_per_element == pytest.approx(0.5 / 8, rel=0.15)
 
 
+def test_finished_cells_are_not_run_again(tmp_path):
+  found = kept.Kept(tmp_path / 'a' / 'part.json')
+  first = found.of('cell', lambda: {'value': np.nan, 'other': 1 / 3})
+  assert (first['value'], first['other']) == (None, 0.33333)
+  again = kept.Kept(tmp_path / 'a' / 'part.json')
+  assert again.of('cell', pytest.fail) == first
+  assert kept.read(tmp_path / 'a', 'part') == {'cell': first}
+  assert kept.read(tmp_path, 'part') == {}
+
+
 def test_smoke(tmp_path, monkeypatch, capsys):
-  """A second call runs nothing again, and figures and tables come from what was written."""
+  """Figures and tables come from what was written."""
   program = Program('studies.one_bit.__main__', monkeypatch)
-  parts = [f'--part={part}' for part in ('theory', 'gossip', 'digits', 'messages', 'codec')]
+  parts = [f'--part={part}' for part in ('theory', 'gossip', 'digits', 'codec')]
   program('--smoke', *parts, f'--output={tmp_path}')
   said = capsys.readouterr().out
-  assert 'codec [' not in said
-  for part in ('limits', 'training', 'messages', 'codec'):
+  assert 'gossip [1/1] ring(8), eden(1): expected 0.65' in said
+  for part in ('limits', 'training', 'codec'):
     assert (tmp_path / f'{part}.png').stat().st_size > 10_000
   text = (tmp_path / 'tables.md').read_text()
   assert '| ring(4) | 1.33 |' in text
-  before = {path.name: path.read_text() for path in tmp_path.glob('*.json')}
-  monkeypatch.setattr(program.module.gossip, 'rates', pytest.fail)
-  monkeypatch.setattr(program.module.training, 'run', pytest.fail)
-  program('--smoke', *parts[:3], f'--output={tmp_path}')
-  assert {path.name: path.read_text() for path in tmp_path.glob('*.json')} == before
-  json.loads(before['digits.json'], parse_constant=pytest.fail)
+  assert 'digits, sgd(0.2), iid, ring(8)' in text
+  found = json.loads((tmp_path / 'digits.json').read_text(), parse_constant=pytest.fail)
+  assert len(found) == 4  # a cell with three seeds, and the machine
+
+
+def test_results_of_the_page():
+  """There are tables of all parts, and rates of agreement are as expected on both sides of 1/K."""
+  results = Path(kept.__file__).parent / 'results'
+  titles = [title for title, rows in tables.tables(results) if rows]
+  assert {'what graphs bear', 'agreement', 'messages', 'codecs'} <= set(titles)
+  for name, row in kept.read(results, 'gossip').items():
+    if row['expected']:
+      assert row['measured'] == pytest.approx(row['expected'], rel=0.005), name
+      assert (row['measured'] < 1) == (row['alpha2'] < row['limit']), name
