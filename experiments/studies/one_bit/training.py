@@ -21,6 +21,7 @@ CHOCO = ['choco_sgd(sign_norm())', 'choco_sgd(contractive(eden(1)))']
 ECD = [f'ecd_psgd(eden({bits}))' for bits in (1, 4)]
 ALL = ['d_psgd', *EDEN, *GRIDS, *CHOCO, *ECD]
 RING = 'ring(8)'
+OTHER_GRAPHS = ('lazy_ring(16, 0.05)', 'lazy_ring(16, 0.2)', 'star(32)', 'ring(32)')
 
 SGD = 'sgd(0.2)'
 MOMENTUM = 'sgd(0.02, momentum=0.9)'
@@ -81,8 +82,9 @@ def cells(task: str) -> list[Cell]:
   """What is run, most important first."""
   if task == 'digits':
     plain = [Cell(a, o, d) for d in ('iid', 'by_label') for o in (SGD, MOMENTUM, ADAM) for a in ALL]
-    graphs = ['lazy_ring(16, 0.05)', 'lazy_ring(16, 0.2)', 'star(32)', 'ring(32)']
-    return plain + [Cell(a, SGD, 'iid', g) for g in graphs for a in ('d_psgd', EDEN[0])]
+    others = [Cell(a, SGD, 'iid', graph) for graph in OTHER_GRAPHS for a in ('d_psgd', EDEN[0])]
+    half = len(plain) // 2
+    return plain[:half] + others + plain[half:]
   if task == 'cifar10':
     first = ['d_psgd', EDEN[0], GRIDS[0], GRIDS[2], EDEN[1], GRIDS[1], *CHOCO[::-1], ECD[1]]
     by_label = ['d_psgd', EDEN[0], GRIDS[2]]
