@@ -24,7 +24,7 @@ ALGORITHMS = [
 ]
 GRAPH = topology.ring(8)
 BANDWIDTHS = np.geomspace(1e6, 1e11, 501)
-LATENCY = '1ms'
+LATENCY = '0.1ms'
 
 
 def measure(kept: Kept, smoke: bool) -> None:

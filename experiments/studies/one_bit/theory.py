@@ -104,7 +104,7 @@ def curved_gain(graph: decomp.Topology, rates: np.ndarray) -> float:
   >>> round(1 / curved_gain(topology.ring(8), np.zeros(1)), 3)
   1.366
   >>> round(1 / curved_gain(topology.ring(8), np.full(1, 0.1)), 3)
-  1.089
+  1.078
   """
   factors = np.linalg.eigvalsh(graph.matrix)[:, None] - rates
   return float(((1 - factors) / (1 + factors)).mean())
