@@ -10,7 +10,7 @@ import numpy as np
 from experiments.common import output
 from experiments.studies.one_bit import codec, theory
 from experiments.studies.one_bit.kept import Row, read
-from experiments.studies.one_bit.training import grouped
+from experiments.studies.one_bit.training import FALLING, grouped
 
 RING_LIMIT = theory.ring_limit(1 / 3)
 # Blues and round marks for rotation, oranges and square ones for grids: they differ in lightness.
@@ -110,7 +110,7 @@ def training(runs: Mapping[str, Row]) -> Any:
   )
   for ax, (title, rows) in zip(axes.flat, panels, strict=False):
     _errors(ax, rows)
-    ax.set_title(title if len(title) < 60 else f'{title[:57]}...', fontsize=9)
+    ax.set_title(title.replace(FALLING, 'momentum 0.9, falling rate'), fontsize=9)
   for ax in axes.flat[len(panels) :]:
     ax.set_visible(False)
   shown = {
