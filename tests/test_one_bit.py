@@ -118,4 +118,5 @@ def test_results_of_the_page():
   assert len(expected) == 42
   for name, row in expected.items():
     assert row['measured'] == pytest.approx(row['expected'], rel=0.003), name
-    assert (row['measured'] < 1) == (row['alpha2'] < row['limit']), name
+    if abs(row['expected'] - 1) > 0.003:  # nearer to the limit than chance lets one see
+      assert (row['measured'] < 1) == (row['alpha2'] < row['limit']), name
