@@ -24,13 +24,13 @@ def messages(smoke: bool) -> dict[str, Any]:
   """Pytrees by name."""
   found: dict[str, Any] = {'Gaussian': jax.random.normal(jax.random.key(0), (SIZE,))}
   for name in list(TASKS)[: 1 if smoke else None]:
-    gradients, differences = of_run(name)
+    gradients, differences = jax.tree.map(lambda x: x[0], of_run(name))
     found |= {f'gradients of {name}': gradients, f'differences of {name}': differences}
   return found
 
 
 def of_run(name: str) -> tuple[PyTree, PyTree]:
-  """One worker's (gradients at the start, difference of two models later), D-PSGD on a ring."""
+  """Everyone's (gradients at the start, x' - x in a later step), of D-PSGD on a ring."""
   make, optimizer, steps = TASKS[name]
   task, graph = make(), topology.ring(4)
   sim = decomp.simulate(algorithms.d_psgd(optimizer), graph)
@@ -47,4 +47,4 @@ def of_run(name: str) -> tuple[PyTree, PyTree]:
   before, (state, first) = (start := sim.init(params)), step(start, jnp.int32(0))
   for t in range(1, steps):
     before, state = state, step(state, jnp.int32(t))[0]
-  return jax.tree.map(lambda x: x[0], (first, optax.tree.sub(state.params, before.params)))
+  return first, optax.tree.sub(state.params, before.params)

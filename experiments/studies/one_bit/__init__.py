@@ -1,0 +1,1 @@
+"""DCD at one bit: what a random rotation before rounding changes."""
