@@ -15,7 +15,7 @@ import pytest
 from test_experiments import TINY, Program
 
 import decomp
-from decomp.training import metrics, reading
+from decomp.training import loading, metrics, reading
 
 RING = decomp.topology.ring(2)
 STEPS = 4
@@ -163,6 +163,19 @@ def test_nothing_in_the_folder_changes(trained, tmp_path):
   before = {entry: entry.stat().st_mtime_ns for entry in [path, *path.rglob('*')]}
   assert decomp.load(path).step == STEPS
   assert before == {entry: entry.stat().st_mtime_ns for entry in [path, *path.rglob('*')]}
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32'])
+def test_means_without_a_device(dtype):
+  """They are those of the rows of metrics, whose sums are taken in the arrays' own precision."""
+  values = np.random.default_rng(0).normal(size=(5, 40)).astype(jnp.dtype(dtype))
+  values[:2, 0] = [1, -1] if dtype == 'int32' else [np.inf, -np.inf]
+  found, expected = loading._mean(values), metrics.mean_over_workers(jnp.asarray(values))
+  assert found.dtype == values.dtype
+  error = 0 if dtype == 'int32' else 2 * float(jnp.finfo(dtype).eps)
+  np.testing.assert_allclose(
+    np.float64(found), np.float64(expected), rtol=error, atol=error, equal_nan=True
+  )
 
 
 def test_a_checkpoint_that_is_removed_meanwhile(trained, tmp_path, monkeypatch):

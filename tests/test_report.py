@@ -159,6 +159,12 @@ WHAT_PEOPLE_DO = """
   document.querySelector('#legend button').click();
   told.linesLeft = lines();
   told.isTooWide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  const metric = document.getElementById('metric');
+  metric.value = 'test_accuracy';
+  metric.dispatchEvent(new Event('change'));
+  const all = document.querySelectorAll('polyline');
+  const places = [...all].flatMap(line => line.getAttribute('points').split(/[ ,]/).map(Number));
+  told.isInside = Math.min(...places) >= 0 && Math.max(...places) <= box.width;
   const result = document.createElement('output');
   result.textContent = JSON.stringify(told);
   document.body.append(result);
@@ -182,4 +188,5 @@ def test_the_page_in_a_browser(report, tmp_path):
   assert told['values'].split('\n')[0] == f'steps {last["step"]}'
   assert f'allreduce: {last["train_loss"]:.4g}' in told['values']
   assert told['isMoved']
+  assert told['isInside']
   assert not told['isTooWide']

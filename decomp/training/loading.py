@@ -194,7 +194,7 @@ def _folder(path: Path) -> Path:
   wanted = 'must be the checkpoint_dir of decomp.train, or a folder of experiments.train'
   if not path.is_dir():
     raise ValueError(f'{path} is no folder: {wanted}')
-  if (inner / 'sweep.json').is_file():
+  if any(inner.rglob('sweep.json')):
     raise ValueError(f'{path} is a sweep, whose runs are saved together: {wanted}')
   runs = [one.parent for one in sorted(path.glob(f'*/{_CHECKPOINTS}')) if one.is_dir()]
   if runs:
@@ -263,10 +263,15 @@ def _shape(text: str) -> jax.ShapeDtypeStruct:
 
 
 def _mean(array: np.ndarray) -> np.ndarray:
-  """As `metrics.mean_over_workers`, without a device."""
+  """As `metrics.mean_over_workers`, without a device.
+
+  >>> _mean(np.array([[1, 2], [3, np.inf]], np.float32)), _mean(np.array([3, 4]))
+  (array([ 2., inf], dtype=float32), np.int64(3))
+  """
   if not jnp.issubdtype(array.dtype, jnp.floating):
     return array[0]
-  return np.asarray(array.astype(np.float64).mean(0)).astype(array.dtype)
+  with np.errstate(invalid='ignore'):  # of a run that diverged
+    return np.asarray(array.astype(np.float64).mean(0)).astype(array.dtype)
 
 
 def _nested(leaves: list[tuple[list[Any], np.ndarray]]) -> PyTree:
