@@ -145,6 +145,7 @@ def test_mistakes(report, tmp_path):
 
 WHAT_PEOPLE_DO = """
 <script>
+{
   const told = {};
   const lines = () => document.querySelectorAll('polyline').length;
   told.lines = lines();
@@ -168,6 +169,7 @@ WHAT_PEOPLE_DO = """
   const result = document.createElement('output');
   result.textContent = JSON.stringify(told);
   document.body.append(result);
+}
 </script>
 """
 
