@@ -28,6 +28,7 @@ __all__ = [
   'Topology',
   'algorithms',
   'compressors',
+  'load',
   'simulate',
   'sweep',
   'topology',
@@ -43,6 +44,7 @@ _LATER = {
   'History': 'training.history',
   'Sweep': 'training.sweep',
   'Task': 'tasks',
+  'load': 'training.loading',
   'sweep': 'training.sweep',
   'train': 'training.train',
 }
@@ -64,6 +66,7 @@ _MODULES = {
 if TYPE_CHECKING:
   from decomp.tasks import Task as Task
   from decomp.training.history import History as History
+  from decomp.training.loading import load
   from decomp.training.sweep import Sweep as Sweep
   from decomp.training.sweep import sweep
   from decomp.training.train import train

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     with output.own_folder(name) as path:
       output.say(f'{setup.task.name} on {setup.topology} -> {path}')
       histories = compare(setup, chosen, path)
-      rows = [report.summary(histories[a.name], a) for a in chosen]
+      rows = [report.summary(histories[a.name], a.name) for a in chosen]
       title = f'{setup.task.name} on {setup.topology.name}, {setup.steps} steps'
       figure = plots.overview(histories, f'{title}, seed {settings.SEED.value}')
       output.save_plot(figure, path / 'plot.png')

@@ -21,13 +21,11 @@ how well it predicts what experiments.studies.network_bench has measured is told
   python -m experiments.plan --measured=runs/network_bench-1/results.json
 """
 
-import contextlib
 import dataclasses
-import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
   settings.start(argv)
   with settings.mistakes_in_one_line(stopped='stopped'):
     if MEASURED.value:
-      with written_by('experiments.studies.network_bench', f'--measured={MEASURED.value}'):
+      with output.written_by('experiments.studies.network_bench', f'--measured={MEASURED.value}'):
         compare_with(Path(MEASURED.value))
       return
     point = {'bandwidth': BANDWIDTH.value, 'latency': LATENCY.value}
@@ -132,13 +130,13 @@ def read_runs() -> list[Entry]:
   entries: dict[tuple[str, str], Entry] = {}
   misses = {}
   for folder in map(Path, RUNS.value or ()):
-    with written_by('experiments.train or experiments.compare', f'--runs={folder}'):
-      texts = restore(read_json(folder / 'config.json'))
+    with output.written_by('experiments.train or experiments.compare', f'--runs={folder}'):
+      texts = restore(output.read_json(folder / 'config.json'))
     setup = settings.build_setup()
     for algorithm in (settings.build_algorithm(text, setup.steps) for text in texts):
       name = algorithm.name, setup.topology.name
       try:
-        reached = cost.steps_to(read_metrics(folder, algorithm.name), target)
+        reached = cost.steps_to(output.read_metrics(folder, algorithm.name), target)
       except ValueError as error:
         misses[name] = f'{algorithm.name} in {folder}: {error}'
       else:
@@ -202,8 +200,8 @@ def measure(entries: Sequence[Entry]) -> list[cost.Workload]:
 
 def compiled_seconds(path: Path, name: str) -> tuple[float, float]:
   """Of a step on another machine: that of all-reduce, and what an algorithm takes beyond it."""
-  with written_by('experiments.compile', f'--compiled={path}'):
-    facts = dict(read_json(path)['algorithms'])
+  with output.written_by('experiments.compile', f'--compiled={path}'):
+    facts = dict(output.read_json(path)['algorithms'])
   for needed in ('allreduce', name):
     if needed not in facts or facts[needed]['at least'] is None:
       raise ValueError(
@@ -214,16 +212,6 @@ def compiled_seconds(path: Path, name: str) -> tuple[float, float]:
   return compute, max(0.0, own - compute)
 
 
-@contextlib.contextmanager
-def written_by(program: str, flag: str) -> Iterator[None]:
-  """Says so where a file holds something else than the program writes that a flag asks for."""
-  try:
-    yield
-  except (AttributeError, LookupError, TypeError, json.JSONDecodeError) as error:
-    reason = f'{type(error).__name__}: {error}'
-    raise ValueError(f'{flag}: holds something else than {program} writes ({reason})') from error
-
-
 def restore(config: Mapping[str, Any]) -> list[str]:
   """Sets the flags as a run had them; returns its algorithms."""
   for name in settings.settings():
@@ -231,16 +219,6 @@ def restore(config: Mapping[str, Any]) -> list[str]:
       flags.FLAGS[name].value = config[name]
   chosen = config['algorithm']
   return [chosen] if isinstance(chosen, str) else chosen
-
-
-def read_metrics(folder: Path, algorithm: str) -> list[dict[str, Any]]:
-  """The rows of one algorithm's run, from a folder of one run or of a comparison."""
-  name = output.slug(algorithm)
-  places = [folder / name / 'metrics.jsonl', folder / f'{name}.jsonl', folder / 'metrics.jsonl']
-  for path in places:
-    if path.exists():
-      return [json.loads(line) for line in path.read_text().splitlines()]
-  raise FileNotFoundError(f'{places[0]} is missing: {algorithm} has not been run there')
 
 
 def table(works: Sequence[cost.Workload], links: cost.Links) -> list[dict[str, Any]]:
@@ -283,7 +261,7 @@ def compare_with(path: Path) -> None:
   Once with the network as it was set up, and once with an efficiency and a window that are fitted
   to the rows of all other algorithms.
   """
-  rows, config = read_json(path), read_json(path.with_name('config.json'))
+  rows, config = output.read_json(path), output.read_json(path.with_name('config.json'))
   if len({row['algorithm'] for row in rows}) < 2:
     raise ValueError(f'{path} must have rows of two algorithms at least, to fit one to the other')
   works = benchmarked(config)
@@ -333,13 +311,6 @@ def benchmarked(config: Mapping[str, Any]) -> dict[str, cost.Workload]:
     codec = graph.num_workers * cost.measure_codec(algorithm, graph, params)
     works[text] = cost.workload(algorithm, graph, params, compute=0.0, codec=codec)
   return works
-
-
-def read_json(path: Path) -> Any:
-  """What a file of an earlier run holds."""
-  if not path.exists():
-    raise FileNotFoundError(f'{path} is missing: is the folder right?')
-  return json.loads(path.read_text())
 
 
 def _baseline(works: Sequence[cost.Workload]) -> cost.Workload:

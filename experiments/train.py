@@ -47,7 +47,7 @@ def run() -> None:
         title = f'{setup.task.name}, {setup.topology.name}'
         output.save_plot(plots.overview({algorithm.name: history}, title), path / 'plot.png')
         output.save_shards(setup, path)
-        report.print_table([report.summary(history, algorithm)], str(path))
+        report.print_table([report.summary(history, algorithm.name)], str(path))
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
 

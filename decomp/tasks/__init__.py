@@ -4,6 +4,10 @@ A `Task` needs only functions; the factories here make one from `decomp.data` an
 and `from_arrays` one from a model and arrays of your own.
 """
 
+import functools
+from collections.abc import Callable
+
+from decomp.tasks.builtin import IMAGE_SETS as IMAGE_SETS
 from decomp.tasks.builtin import classification as classification
 from decomp.tasks.builtin import digits, images, logistic_regression, quadratic, text
 from decomp.tasks.supervised import from_arrays as from_arrays
@@ -12,3 +16,9 @@ from decomp.tasks.task import Task as Task
 
 # What --task can name: flags and tests go by this list.
 __all__ = ['digits', 'images', 'logistic_regression', 'quadratic', 'text']
+
+
+def named() -> dict[str, Callable[..., Task]]:
+  """All that --task, and the configuration of a run, can name."""
+  sets = {name: functools.partial(images, name) for name in IMAGE_SETS}
+  return {**{name: globals()[name] for name in __all__}, **sets}

@@ -14,6 +14,9 @@ from decomp.tasks.functional import functional
 from decomp.tasks.supervised import supervised
 from decomp.tasks.task import Batch, Task
 
+IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
+"""Image sets that have a name as tasks of their own."""
+
 
 def digits(model: Any = None) -> Task:
   """The 1,797 handwritten digits of 8 × 8 pixels that come with scikit-learn: no download.
@@ -105,8 +108,11 @@ def logistic_regression(
   def loss(params: PyTree, state: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, PyTree]:
     return problem.loss(params, batch), state
 
+  def predict(params: PyTree, state: PyTree, inputs: jax.Array) -> jax.Array:
+    return inputs @ params
+
   def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
-    scores = batch['input'] @ params
+    scores = predict(params, state, batch['input'])
     signs = (2 * batch['label'] - 1).astype(params.dtype)
     losses = jax.nn.softplus(-signs * scores) + 0.5 * regularization * params @ params
     right = ((scores > 0) == (batch['label'] == 1)).astype(jnp.float32)
@@ -114,7 +120,8 @@ def logistic_regression(
 
   train = problem.dataset.train
   start = (jnp.zeros(dimension, jnp.float32), ())
-  return Task('logistic_regression', lambda key: start, loss, evaluate, train, train)
+  name = 'logistic_regression'
+  return Task(name, lambda key: start, loss, evaluate, train, train, predict=predict)
 
 
 def quadratic(

@@ -114,15 +114,18 @@ def supervised(
     outputs, state = model.apply(params, state, normalize(inputs), True, own_key)
     return losses(outputs, batch['label']).mean(), state
 
+  def predict(params: PyTree, state: PyTree, inputs: PyTree) -> PyTree:
+    return model.apply(params, state, normalize(inputs), False, None)[0]
+
   def evaluate(params: PyTree, state: PyTree, batch: Batch) -> dict[str, jax.Array]:
-    outputs, _ = model.apply(params, state, normalize(_inputs(batch)), False, None)
+    outputs = predict(params, state, _inputs(batch))
     found = {'loss': losses(outputs, batch['label'])}
     if loss == 'cross_entropy':
       found['accuracy'] = (outputs.argmax(-1) == batch['label']).astype(jnp.float32)
     # The mean over the positions of a sequence, where there are any.
     return {name: values.reshape(len(values), -1).mean(1) for name, values in found.items()}
 
-  return Task(name, init, train_loss, evaluate, train, test)
+  return Task(name, init, train_loss, evaluate, train, test, predict=predict)
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -22,6 +22,8 @@ class Task(NamedTuple):
     evaluate: (params, model state, batch) -> {metric: one value for each example}.
     train: the training examples, arrays [N, ...]; `train['label']` [N] is what partitions go by.
     test: the examples that `evaluate` is averaged over.
+    predict: (params, model state, inputs) -> outputs of the model, of raw inputs as `train` has
+      them; None if there are none. Only `decomp.load(folder).predict` asks for it.
   """
 
   name: str
@@ -30,3 +32,4 @@ class Task(NamedTuple):
   evaluate: Callable[[PyTree, PyTree, Batch], dict[str, jax.Array]]
   train: Mapping[str, np.ndarray]
   test: Mapping[str, np.ndarray]
+  predict: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None

@@ -30,8 +30,7 @@ def check(
   **counts: int | None,
 ) -> None:
   """Whether there is a task, something to resume, and numbers are what they should be."""
-  if not isinstance(task, Task):
-    raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
+  check_task(task)
   for name, value in counts.items():
     if value is not None:
       checks.whole(name, value, 1, MOST_STEPS)
@@ -41,6 +40,12 @@ def check(
     raise ValueError(f'checkpoint_seconds={checkpoint_seconds!r}: must be a number of at least 0')
   if resume and checkpoint_dir is None:
     raise ValueError('resume=True: needs the checkpoint_dir of the run to continue')
+
+
+def check_task(task: Any) -> None:
+  """Whether it is one."""
+  if not isinstance(task, Task):
+    raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
 
 
 def deal(text: str, task: Task, num_workers: int, seed: int) -> Partition:

@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore
 
-from decomp.training import configuration, folders, processes
+from decomp.training import configuration, folders, processes, reading
 from decomp.training.checksums import checksums
 from decomp.training.configuration import DamagedError
 
@@ -151,22 +150,7 @@ class Checkpointer:
         damaged, the sentence says which older one is not.
     """
     self.wait()
-    damaged: dict[str, str] = {}
-    steps = [int(entry.name) for entry in self._path.iterdir() if entry.name.isdigit()]
-    for step in sorted(steps, reverse=True):
-      try:
-        found = self._read(step, like, complete)
-      except DamagedError as error:
-        damaged[str(self._path / str(step))] = str(error)
-      else:
-        if not damaged:
-          return found
-        advice = f'remove {" and ".join(damaged)} to go on from step {step}'
-        raise ValueError(f'{"; ".join(damaged.values())}: {advice}')
-    if damaged:
-      advice = 'no older checkpoint is whole; choose another folder to begin anew'
-      raise ValueError(f'{"; ".join(damaged.values())}: {advice}')
-    return None
+    return reading.newest(self._path, lambda step: self._read(step, like, complete))
 
   def wait(self) -> None:
     """Waits for pending saves, and raises what went wrong in them."""
@@ -185,7 +169,8 @@ class Checkpointer:
     self.close()
 
   def _read(self, step: int, like: Any, complete: Callable[[Any], Any]) -> Checkpoint:
-    history = self._history(step)
+    folder = self._path / str(step)
+    history = reading.history(folder, self._config)
     like = like(history['rows']) if callable(like) else like
     there, here = history['form'], _form(like)
     lines = [
@@ -193,55 +178,19 @@ class Checkpointer:
     ]
     if lines:
       raise ValueError('\n  '.join([f'the state saved at step {step} is of another form:', *lines]))
-    saved = self._arrays(
-      step, {name: leaf for name, leaf in _stored(like).items() if name in there}
-    )
-    found = checksums(saved)
-    if wrong := [name for name in saved if found[name] != history['arrays'][name]]:
-      raise DamagedError(f'{self._path / str(step)} is damaged ({wrong[0]} is not what was saved)')
+    saved = _arrays(folder, {name: leaf for name, leaf in _stored(like).items() if name in there})
+    reading.check_sums(folder, checksums(saved), history)
 
     # Where the network carried nothing, there is nothing yet; and nothing is in an empty array.
     leaves = [
       saved[name]
       if name in saved
       else jnp.zeros(leaf.shape, leaf.dtype, device=getattr(leaf, 'sharding', None))
-      for name, leaf in _leaves(like).items()
+      for name, leaf in reading.leaves(like).items()
     ]
     state = jax.tree.unflatten(jax.tree.structure(like), leaves)
     whole = here.keys() <= there.keys()
     return Checkpoint(step, state if whole else complete(state), history['rows'])
-
-  def _history(self, step: int) -> dict[str, Any]:
-    """What was saved beside a state."""
-    history, _ = configuration.read(self._path / str(step) / 'history' / 'metadata')
-    if history['config'] != self._config:
-      raise DamagedError(f'{self._path / str(step)} is of another run than config.json beside it')
-    return history
-
-  def _arrays(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a step, each where `like` has one of its name.
-
-    Not through Orbax: an array that cannot be read leaves its other reads behind, which end with
-    tracebacks; and its processes wait for each other, also where one has failed.
-    """
-    base = {'driver': 'file', 'path': f'{self._path / str(step) / "state"}/'}
-    problem, arrays = '', {}
-    try:
-      stores = {
-        name: tensorstore.open(
-          {'driver': 'zarr', 'kvstore': {'driver': 'ocdbt', 'base': base, 'path': name}},
-          open=True,
-          read=True,
-        )
-        for name in like
-      }
-      arrays = {name: _array(stores[name].result(), leaf) for name, leaf in like.items()}
-    except Exception as error:  # of many kinds
-      problem = folders.reason(error)
-    if any(processes.agree(bool(problem))):
-      reason = problem or 'another process has failed'
-      raise DamagedError(f'{self._path / str(step)} is damaged ({reason})')
-    return arrays
 
   @contextlib.contextmanager
   def _told(self) -> Iterator[None]:
@@ -255,22 +204,29 @@ class Checkpointer:
       ) from error
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
-  """Returns the leaves by the names of their paths.
+def _arrays(folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
+  """The arrays of a step, each where `like` has one of its name.
 
-  Orbax itself would take no tree that is a single array, and restore None in place of an array.
+  Not through Orbax: an array that cannot be read leaves its other reads behind, which end with
+  tracebacks; and its processes wait for each other, also where one has failed.
   """
-  paths = jax.tree.leaves_with_path(tree)
-  return {f'state{jax.tree_util.keystr(path)}': leaf for path, leaf in paths}
+  problem, arrays = '', {}
+  try:
+    arrays = reading.arrays(folder, like, _array)
+  except DamagedError as error:
+    problem = str(error)
+  if any(processes.agree(bool(problem))):
+    raise DamagedError(problem or f'{folder} is damaged (another process has failed)')
+  return arrays
 
 
 def _stored(tree: Any) -> dict[str, Any]:
   """The leaves that hold anything: Orbax cannot save arrays of size zero."""
-  return {name: leaf for name, leaf in _leaves(tree).items() if leaf.size}
+  return {name: leaf for name, leaf in reading.leaves(tree).items() if leaf.size}
 
 
 def _form(tree: Any) -> dict[str, str]:
-  return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in _leaves(tree).items()}
+  return {name: f'{leaf.dtype}{list(leaf.shape)}' for name, leaf in reading.leaves(tree).items()}
 
 
 def _array(store: Any, like: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from decomp import theory
 from decomp.base import PyTree
 from decomp.engine.simulation import Simulation, State
+from decomp.training import display
 
 Row = dict[str, Any]
 
@@ -46,6 +47,22 @@ class History(list[Row]):
   def params(self) -> PyTree:
     """Everyone's final parameters, leaves [n, ...]."""
     return self.state.params
+
+  def to_pandas(self) -> Any:
+    """The rows as a `pandas.DataFrame`, a column for each metric; NaN where a row lacks it."""
+    try:
+      import pandas
+    except ImportError:
+      raise ImportError(
+        'to_pandas: needs pandas, which is not installed: pip install pandas'
+      ) from None
+    return pandas.DataFrame(list(self))
+
+  def _repr_html_(self) -> str:
+    """What notebooks show."""
+    step = self[-1]['step'] if self else 0
+    well = f'step {step:,}, {self.steps_per_second:.4g} steps per second'
+    return display.table(self, self.diverged or well)
 
 
 def next_row(step: int, steps: int, eval_every: int) -> int:

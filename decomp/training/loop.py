@@ -14,7 +14,7 @@ import numpy as np
 from decomp.base import PyTree
 from decomp.engine.simulation import Simulation
 from decomp.training import history as histories
-from decomp.training import signals
+from decomp.training import reading, signals
 from decomp.training.history import History, Row
 from decomp.training.processes import agree
 from decomp.training.program import Members, Program
@@ -130,7 +130,7 @@ class Loop:
         f'checkpoint_dir holds a run up to step {found.step} already: pass resume=True to continue '
         'it, or choose another directory'
       )
-    self._carry, seconds, ends = found.state
+    self._carry, seconds, ends, *_ = found.state
     self._seconds = float(seconds)
     for number, (history, record) in enumerate(zip(self._histories, found.rows, strict=True)):
       history.extend(record['rows'])
@@ -234,14 +234,31 @@ class Loop:
 
   def _save(self) -> None:
     if self._checkpointer:
-      record = [{'rows': list(one), 'diverged': one.diverged} for one in self._histories]
+      record: list[dict[str, Any]] = [
+        {'rows': list(one), 'diverged': one.diverged} for one in self._histories
+      ]
       ends = {
         str(number): (one.state, one.model_state)
         for number, one in enumerate(self._histories)
         if one.diverged
       }
-      self._checkpointer.save(self._step, (self._carry, np.float64(self._seconds), ends), record)
+      computed = self._computed()
+      saved = self._carry, np.float64(self._seconds), ends, *computed
+      if self._members is None:  # for `decomp.load`
+        (params,) = computed or (self._carry.state.params,)
+        record[0]['model'] = {
+          'params': reading.places(params, saved),
+          'model_state': reading.places(self._carry.model_state, saved),
+        }
+      self._checkpointer.save(self._step, saved, record)
       self._saved_at = time.monotonic()
+
+  def _computed(self) -> tuple[PyTree, ...]:
+    """A run's parameters, if its algorithm's state does not hold but computes them."""
+    if self._members is not None:
+      return ()
+    params = self._carry.state.params
+    return () if reading.places(params, self._carry) is not None else (params,)
 
   def _follow(self, saved: Any) -> Any:
     """What `_save` has saved on other devices, as these need it."""
@@ -251,7 +268,8 @@ class Loop:
   def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
     """The form of what `_save` has saved with this record."""
     ended = [str(number) for number, one in enumerate(record) if one['diverged']]
-    return self._carry, np.float64(0), dict.fromkeys(ended, self._program.end_shape)
+    ends = dict.fromkeys(ended, self._program.end_shape)
+    return self._carry, np.float64(0), ends, *self._computed()
 
 
 class Stop:

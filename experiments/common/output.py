@@ -169,6 +169,43 @@ def write_rows(path: Path, found: Mapping[str, Any]) -> None:
   path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
 
 
+@contextlib.contextmanager
+def written_by(program: str, flag: str) -> Iterator[None]:
+  """Says so where a file holds something else than the program writes that a flag asks for."""
+  try:
+    yield
+  except (AttributeError, LookupError, TypeError, json.JSONDecodeError) as error:
+    reason = f'{type(error).__name__}: {error}'
+    raise ValueError(f'{flag}: holds something else than {program} writes ({reason})') from error
+
+
+def read_json(path: Path) -> Any:
+  """What a file of an earlier run holds."""
+  if not path.exists():
+    raise FileNotFoundError(f'{path} is missing: is the folder right?')
+  return json.loads(path.read_text())
+
+
+def read_metrics(folder: Path, algorithm: str) -> list[dict[str, Any]]:
+  """The rows of one algorithm's run, from a folder of one run or of a comparison."""
+  path = metrics_file(folder, algorithm)
+  if not path.exists():
+    raise FileNotFoundError(f'{path} is missing: {algorithm} has not been run there')
+  return read_rows(path)
+
+
+def metrics_file(folder: Path, algorithm: str) -> Path:
+  """Where these rows are, or should be."""
+  name = slug(algorithm)
+  places = [folder / name / 'metrics.jsonl', folder / f'{name}.jsonl', folder / 'metrics.jsonl']
+  return next((path for path in places if path.exists()), places[0])
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+  """The rows of a metrics.jsonl."""
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def save_shards(setup: settings.Setup, path: Path) -> None:
   """Draws who holds which labels, where examples have one."""
   labels = setup.task.train.get('label')

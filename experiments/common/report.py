@@ -10,10 +10,10 @@ from rich.table import Table
 import decomp
 
 
-def summary(history: decomp.History, algorithm: decomp.Algorithm) -> dict[str, Any]:
+def summary(history: decomp.History, algorithm: str) -> dict[str, Any]:
   """One run in one row."""
   last = history[-1]
-  name, _, rest = algorithm.name.partition('(')
+  name, _, rest = algorithm.partition('(')
   metric = next(m for m in ('test_suboptimality', 'test_accuracy', *last) if m in last)
   return {
     'algorithm': name,
@@ -34,7 +34,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     justify: Any = 'left' if isinstance(rows[0][column], str) else 'right'
     table.add_column(column, justify=justify, overflow='fold')
   for row in rows:
-    table.add_row(*(_text(column, value) for column, value in row.items()))
+    table.add_row(*(text(column, value) for column, value in row.items()))
   console = Console()
   # A pipe has no width of its own, and 80 characters would break the lines.
   console.width = console.width if console.is_terminal else 160
@@ -48,7 +48,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
 
 
-def _text(column: str, value: Any) -> str:
+def text(column: str, value: Any) -> str:
+  """What a cell of a table says."""
   if isinstance(value, str):
     return value
   if not math.isfinite(value):

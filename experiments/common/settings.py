@@ -29,12 +29,10 @@ from decomp.training import arguments, signals
 MOST_DEVICES = 1024
 """A CPU makes so many in 0.3 s, and the workers of a run are hardly ever more."""
 
-IMAGE_SETS = ('cifar10', 'mnist', 'fashion_mnist')
-
 TASK = flags.DEFINE_string(
   'task',
   'digits',
-  f'What to train: one of {", ".join(tasks.__all__)}; or {", ".join(IMAGE_SETS)}, which '
+  f'What to train: one of {", ".join(tasks.__all__)}; or {", ".join(tasks.IMAGE_SETS)}, which '
   'experiments.prepare_data downloads. Another model goes inside, such as '
   f'"digits(mlp(10, hidden=(32,)))" or "cifar10(resnet8(10))": one of {", ".join(models.__all__)}.',
 )
@@ -332,9 +330,7 @@ def build_mesh(graph: decomp.Topology) -> Mesh | None:
 
 def build_task() -> decomp.Task:
   """The task of --task."""
-  sets = {name: functools.partial(tasks.images, name) for name in IMAGE_SETS}
-  named = {name: getattr(tasks, name) for name in tasks.__all__}
-  return build('task', TASK.value, [{**named, **sets}, models])
+  return build('task', TASK.value, [tasks.named(), models])
 
 
 def build_algorithm(

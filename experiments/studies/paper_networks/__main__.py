@@ -99,15 +99,15 @@ def main(argv: Sequence[str]) -> None:
 
 def read(folder: Path) -> tuple[list[decomp.Algorithm], settings.Setup, Histories]:
   """The algorithms of a comparison, its setting, and everyone's rows."""
-  texts = plan.restore(plan.read_json(folder / 'config.json'))
+  texts = plan.restore(output.read_json(folder / 'config.json'))
   setup = settings.build_setup()
   chosen = [settings.build_algorithm(text, setup.steps) for text in texts]
-  return chosen, setup, {a.name: plan.read_metrics(folder, a.name) for a in chosen}
+  return chosen, setup, {a.name: output.read_metrics(folder, a.name) for a in chosen}
 
 
 def read_measured(path: Path, setup: settings.Setup) -> Measured:
   """The rows of the study network_bench, whose messages must be about as long as the task's."""
-  rows, config = plan.read_json(path), plan.read_json(path.with_name('config.json'))
+  rows, config = output.read_json(path), output.read_json(path.with_name('config.json'))
   params, _ = jax.eval_shape(setup.task.init, jax.random.key(0))
   size = sum(leaf.size for leaf in jax.tree.leaves(params))
   if abs(config['size'] / size - 1) > TOLERANCE:
