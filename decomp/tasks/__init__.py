@@ -6,6 +6,7 @@ and `from_arrays` one from a model and arrays of your own.
 
 from decomp.tasks.builtin import classification as classification
 from decomp.tasks.builtin import digits, images, logistic_regression, quadratic, text
+from decomp.tasks.records import Records as Records
 from decomp.tasks.supervised import from_arrays as from_arrays
 from decomp.tasks.task import Batch as Batch
 from decomp.tasks.task import Task as Task

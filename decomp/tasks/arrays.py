@@ -167,6 +167,16 @@ def check_alike(train: Arrays, test: Arrays) -> None:
       )
 
 
+def check_record(read: Arrays, wanted: Arrays) -> None:
+  """Whether a record has its target in the form that the loss wants, since nothing converts it."""
+  there, here = read['label'], wanted['label']
+  if (there.dtype, there.shape) != (here.dtype, here.shape):
+    raise ValueError(
+      f'train: y of a record is {there.dtype} of shape {there.shape[1:]}: must be {here.dtype} of '
+      f'shape {here.shape[1:]}'
+    )
+
+
 def check_losses(losses: Callable[..., Any], outputs: PyTree, targets: np.ndarray) -> None:
   """Whether there is a loss for each example."""
   some = jax.ShapeDtypeStruct((_EXAMPLES, *targets.shape[1:]), targets.dtype)

@@ -12,6 +12,7 @@ from decomp.base import PyTree
 from decomp.engine.cpu import keys
 from decomp.tasks import arrays
 from decomp.tasks.functional import Functional, functional
+from decomp.tasks.records import Records
 from decomp.tasks.task import Batch, Task
 
 Losses = Callable[[Any, Any], jax.Array]
@@ -20,7 +21,7 @@ Losses = Callable[[Any, Any], jax.Array]
 
 def from_arrays(
   model: Any,
-  train: tuple[Any, Any],
+  train: tuple[Any, Any] | Records,
   test: tuple[Any, Any],
   loss: str | Losses = 'cross_entropy',
   *,
@@ -53,7 +54,7 @@ def from_arrays(
     train: `(x, y)`, one row for each example: anything that NumPy makes arrays of; x may also be
       a dict of them, in which case the model is called with a dict. What is predicted from itself
       needs targets too: `(x, x)` for an autoencoder, `(text[:, :-1], text[:, 1:])` for a language
-      model.
+      model. Or `Records`, which are read when they are needed.
     test: `(x, y)` of the same form, which rows of metrics are averaged over.
     loss: one of
 
@@ -69,7 +70,10 @@ def from_arrays(
     The `Task`, with y as 'label'.
   """
   net, losses = functional(model), _losses(loss)
-  held = {'train': arrays.examples('train', train), 'test': arrays.examples('test', test)}
+  held = {
+    'train': train.rows([0]) if isinstance(train, Records) else arrays.examples('train', train),
+    'test': arrays.examples('test', test),
+  }
   outputs = arrays.outputs(lambda key, part: _predict(net, key, part), held['train'])
   for where, part in held.items():
     if loss == 'cross_entropy':
@@ -78,13 +82,17 @@ def from_arrays(
       part['label'] = arrays.numbers(f'{where}: y', part['label'], outputs)
   arrays.check_alike(**held)
   arrays.check_losses(losses, outputs, held['train']['label'])
-  return supervised(f'{name}/{net.name}', net, held['train'], held['test'], loss, augment=augment)
+  examples: Mapping[str, Any] = held['train']
+  if isinstance(train, Records):
+    arrays.check_record(train.rows([0]), held['train'])
+    examples = train
+  return supervised(f'{name}/{net.name}', net, examples, held['test'], loss, augment=augment)
 
 
 def supervised(
   name: str,
   model: Functional,
-  train: Mapping[str, np.ndarray],
+  train: Mapping[str, Any],
   test: Mapping[str, np.ndarray],
   loss: str | Losses = 'cross_entropy',
   normalize: Callable[[PyTree], PyTree] = lambda x: x,

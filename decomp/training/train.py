@@ -11,6 +11,7 @@ from decomp.base import Algorithm, PyTree
 from decomp.engine.simulation import Simulation, simulate
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
+from decomp.tasks.records import Records
 from decomp.topology import Topology
 from decomp.training import arguments
 from decomp.training.history import History, Row
@@ -18,6 +19,7 @@ from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.program import Program, place
 from decomp.training.progress import Progress
 from decomp.training.steps import Sampling, Steps, choose_mapping, initial
+from decomp.training.streaming import StreamedProgram, StreamedSteps, Windows
 
 
 def train(
@@ -35,6 +37,7 @@ def train(
   worker_examples: int = 2000,
   mapping: str = 'auto',
   mesh: Mesh | None = None,
+  window: int | None = None,
   network: cost.Links | None = None,
   checkpoint_dir: str | None = None,
   checkpoint_seconds: float = 30.0,
@@ -67,6 +70,9 @@ def train(
       for the fastest on this platform; see `decomp.mapping`.
     mesh: spreads workers over devices that exchange packed bytes, see `decomp.simulate`; None
       simulates the exchange.
+    window: keeps the training examples where they are, on the host or in files, and gives the
+      devices the batches of so many steps at a time, read while the steps before run; the numbers
+      are the same. None for 32 with `tasks.Records`, else for all examples on the devices.
     network: such as `decomp.cost.lan('100Mbps', '5ms')`: rows then have simulated_seconds, what
       the run would have taken there.
     checkpoint_dir: where to keep checkpoints; None for none.
@@ -89,7 +95,7 @@ def train(
   >>> history[-1]['step'], bool(history[-1]['test_suboptimality'] < 0.1)
   (40, True)
   """
-  counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
+  counts = {'eval_every': eval_every, 'worker_examples': worker_examples, 'window': window}
   counts |= {'steps': steps, 'batch_size': batch_size}
   arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, **counts)
   rows_every, ignore = arguments.interval(eval_every, steps)
@@ -103,7 +109,7 @@ def train(
     **(config or {}),
   }
   begin = initial(task, seed)
-  program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples)
+  program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples, window)
   wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
   rows = on_row or (lambda row: None)
   run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds)
@@ -123,10 +129,19 @@ def program_of_one_run(
   begin: PyTree,
   mapping: str,
   worker_examples: int,
+  window: int | None = None,
 ) -> Program:
   """The program of one run: see `train`."""
   n = sim.topology.num_workers
   how, mesh = choose_mapping(task, begin, n, sampling.batch_size, mapping, sim.mesh)
+  if window or isinstance(task.train, Records):
+    run = task, sim, sampling, seed, how, mesh
+    windows = Windows(task.train, Steps(*run), n, window or 32, mesh)
+    streamed = StreamedSteps(windows.size, *run, own_examples=True)
+    tests = place(task._replace(train={}), worker_examples, mesh)
+    data = tests._replace(train=windows.shapes)
+    watch = sim.mesh is None
+    return StreamedProgram(windows, lambda _: streamed, data, None, begin, mesh, watch=watch)
   # A worker that is dealt other examples every epoch needs access to all of them.
   own = sim.mesh is not None and not sampling.reshuffle
   steps = Steps(task, sim, sampling, seed, how, mesh, own_examples=own)
