@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import decomp
-from decomp import algorithms, compressors, tasks, topology
+from decomp import algorithms, tasks, topology
 
 RING = topology.ring(4)
 X = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
@@ -37,8 +37,8 @@ def make(train):
 
 
 def train(task, steps=20, **options):
-  algorithm = algorithms.dcd_psgd(optax.sgd(0.1), compressors.stochastic_quantizer(4))
-  return decomp.train(task, algorithm, RING, steps, 3, eval_every=10, **options)
+  options = {'mapping': 'vmap', 'eval_every': 10, **options}
+  return decomp.train(task, algorithms.d_psgd(optax.sgd(0.1)), RING, steps, 3, **options)
 
 
 @functools.cache
@@ -94,10 +94,17 @@ def test_records_of_another_form_are_named():
     make(tasks.Records(Flags()))
 
 
-def test_a_sweep_wants_arrays():
+def test_no_records():
+  with pytest.raises(ValueError, match='source has no records'):
+    tasks.Records([])
+
+
+def test_what_wants_all_at_once():
   task = make(tasks.Records(Source()))
   with pytest.raises(ValueError, match=r"task: train\['input'\] is read from records"):
     decomp.sweep(task, lambda rate: algorithms.d_psgd(optax.sgd(rate)), RING, 2, 3, rate=(0.1,))
+  with pytest.raises(ValueError, match=r"shards='by_label': task: train\['label'\] is read"):
+    train(task, shards='by_label')
 
 
 def test_grain_is_a_source():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from decomp import checks
 from decomp.tasks import arrays
 
 
@@ -31,12 +32,16 @@ class Records(Mapping[str, 'Column']):
 
   Args:
     source: `len(source)` records `source[i]`, each a pair (x, y) of one example's arrays. It is
-      asked by several threads at once, and must give the same record each time.
+      asked by several threads at once, and must give the same record each time. Labels that the
+      model has no output for are not found before a batch has them: its loss is then NaN.
     threads: how many read.
   """
 
   def __init__(self, source: Source, threads: int = 8):
-    self._source, self._pool = source, ThreadPoolExecutor(threads)
+    if not len(source):
+      raise ValueError('source has no records: must have some')
+    self._source = source
+    self._pool = ThreadPoolExecutor(checks.whole('threads', threads))
     first = self.rows([0])
     self._columns = {
       name: Column(self, name, (len(source), *x.shape[1:]), x.dtype) for name, x in first.items()
@@ -69,8 +74,8 @@ class Column:
 
   def __array__(self, *_: Any, **__: Any) -> np.ndarray:
     raise ValueError(
-      f"task: train['{self._name}'] is read from records, which decomp.train does as it goes: must "
-      'be an array where all of it is needed, as in a sweep'
+      f"task: train['{self._name}'] is read from records, a batch at a time: must be an array where"
+      " all of it is needed, as by decomp.sweep, shards='by_label' or tasks.hold_out"
     )
 
   def __getitem__(self, which: Any) -> np.ndarray:

@@ -45,10 +45,10 @@ def check(
 
 def deal(text: str, task: Task, num_workers: int, seed: int) -> Partition:
   """The shards that a text such as 'dirichlet(0.1)' stands for."""
-  labels, examples = task.train.get('label'), len(next(iter(task.train.values())))
+  labels: Any = task.train.get('label')
+  examples = len(next(iter(task.train.values())))
   if labels is None and spec.parse(text).name != 'iid':
     raise ValueError(f"task={task.name} has no train['label'] to go by")
-  labels = np.asarray(labels)
   families = {
     'iid': functools.partial(partition.iid, np.zeros(examples), num_workers),
     'by_label': functools.partial(partition.by_label, labels, num_workers),

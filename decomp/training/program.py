@@ -91,7 +91,7 @@ class Program:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
     if self.loop is None:
       self.loop = self.trace().lower().compile(self._options)
-      measured = self._measuring.lower(self._shapes, self._members, self.data)
+      measured = self._measuring.lower(self._shapes, self._members, self._tests)
       self._measured = measured.compile()
 
   def trace(self) -> Any:
@@ -124,10 +124,15 @@ class Program:
 
   def measure(self, carry: Carry, members: Members | None) -> dict[str, np.ndarray]:
     """The metrics of a row that come from the device, [runs]."""
-    found = self._measured(carry, members, self.data)
+    found = self._measured(carry, members, self._tests)
     return {name: np.asarray(value).reshape(-1) for name, value in found.items()}
 
-  def end(self, carry: Carry, number: int) -> tuple[State, PyTree]:
+  @property
+  def _tests(self) -> Data:
+    """The data that rows are measured on."""
+    return self.data._replace(train=())
+
+  def end(self, carry: Carry, number: jax.typing.ArrayLike) -> tuple[State, PyTree]:
     """The state and the model state of one of the runs."""
     return (carry.state, carry.model_state) if self._members is None else _member(carry, number)
 

@@ -20,13 +20,16 @@ from decomp.tasks.records import Records
 from decomp.training.program import Members, Program
 from decomp.training.steps import Carry, Steps
 
+LENGTH = 32
+"""Steps in a window, where nothing else is said."""
+
 
 class Windows:
   """The batches of so many steps at a time; a process reads those of its own workers only.
 
   Args:
     train: the training examples.
-    steps: which examples a step takes.
+    steps: which examples a step takes, among all.
     num_workers: of the run.
     size: steps in a window.
     mesh: the devices that share the workers; None for one.

@@ -13,7 +13,7 @@ from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
 from decomp.tasks.records import Records
 from decomp.topology import Topology
-from decomp.training import arguments
+from decomp.training import arguments, streaming
 from decomp.training.history import History, Row
 from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.program import Program, place
@@ -71,8 +71,9 @@ def train(
     mesh: spreads workers over devices that exchange packed bytes, see `decomp.simulate`; None
       simulates the exchange.
     window: keeps the training examples where they are, on the host or in files, and gives the
-      devices the batches of so many steps at a time, read while the steps before run; the numbers
-      are the same. None for 32 with `tasks.Records`, else for all examples on the devices.
+      devices the batches of so many steps at a time, read while the steps before run; they hold two
+      such windows. The numbers are the same. None for 32 with `tasks.Records`, else for all
+      examples on the devices.
     network: such as `decomp.cost.lan('100Mbps', '5ms')`: rows then have simulated_seconds, what
       the run would have taken there.
     checkpoint_dir: where to keep checkpoints; None for none.
@@ -136,7 +137,7 @@ def program_of_one_run(
   how, mesh = choose_mapping(task, begin, n, sampling.batch_size, mapping, sim.mesh)
   if window or isinstance(task.train, Records):
     run = task, sim, sampling, seed, how, mesh
-    windows = Windows(task.train, Steps(*run), n, window or 32, mesh)
+    windows = Windows(task.train, Steps(*run), n, window or streaming.LENGTH, mesh)
     streamed = StreamedSteps(windows.size, *run, own_examples=True)
     tests = place(task._replace(train={}), worker_examples, mesh)
     data = tests._replace(train=windows.shapes)
