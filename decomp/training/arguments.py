@@ -27,12 +27,18 @@ def check(
   resume: bool,
   seeds: Sequence[Any],
   checkpoint_seconds: Any,
+  patience: int | None,
   **counts: int | None,
 ) -> None:
   """Whether there is a task, something to resume, and numbers are what they should be."""
   if not isinstance(task, Task):
     raise ValueError(f'task={task!r}: must be a decomp.Task, such as decomp.tasks.digits()')
-  for name, value in counts.items():
+  if patience is not None and task.validation is None:
+    raise ValueError(
+      f'patience={patience!r}: task={task.name} must have a validation set, such as '
+      'decomp.tasks.hold_out makes of some training examples'
+    )
+  for name, value in {'patience': patience, **counts}.items():
     if value is not None:
       checks.whole(name, value, 1, MOST_STEPS)
   for value in seeds:
@@ -90,10 +96,18 @@ def interval(eval_every: int | None, steps: int) -> tuple[int, tuple[str, ...]]:
 
 
 def facts(
-  task: Task, topology: Topology, sampling: Sampling, eval_every: int, worker_examples: int
+  task: Task,
+  topology: Topology,
+  sampling: Sampling,
+  eval_every: int,
+  worker_examples: int,
+  patience: int | None,
 ) -> dict[str, Any]:
   """What a run that is continued must share with the one before, as JSON."""
-  shards = sampling.shards
+  shards, validation = sampling.shards, {}
+  if task.validation is not None:
+    held = b''.join(np.asarray(x).tobytes() for x in task.validation.values())
+    validation = {'checksum of the validation set': zlib.crc32(held), 'patience': patience}
   return {
     'task': task.name,
     'topology': topology.name,
@@ -105,6 +119,7 @@ def facts(
     'replacement': sampling.replacement,
     'eval_every': eval_every,
     'test examples of a worker': worker_examples,
+    **validation,
   }
 
 

@@ -24,6 +24,7 @@ from decomp.engine import platforms
 from decomp.engine.simulation import State
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
+from decomp.training import metrics
 from decomp.training.evaluation import batched_tests
 from decomp.training.steps import Carry, Data, Steps, Totals, reset
 
@@ -84,6 +85,8 @@ class Program:
     self._outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
     self._advancing = jax.jit(self._advance, donate_argnums=0, out_shardings=split)
     self._measuring = jax.jit(self._measure, out_shardings=everywhere)
+    self._averaging = jax.jit(self._average, out_shardings=everywhere)
+    self._everywhere = everywhere
     self.loop: Any = None
     """The compiled loop."""
 
@@ -141,6 +144,22 @@ class Program:
     """The shapes of `end`."""
     shapes = jax.eval_shape(lambda carry: self.end(carry, 0), self._shapes)
     return shapes if self._mesh is None else jax.tree.map(_split_over(self._mesh), shapes)
+
+  def mean(self, carry: Carry, number: int) -> tuple[PyTree, PyTree]:
+    """The parameters and the model state of the mean model of one of the runs."""
+    return self._averaging(carry, np.int32(number))
+
+  @property
+  def mean_shape(self) -> tuple[PyTree, PyTree]:
+    """The shapes of `mean`."""
+    shapes = jax.eval_shape(lambda carry: self._average(carry, 0), self._shapes)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), shapes
+    )
+
+  def _average(self, carry: Carry, number: jax.typing.ArrayLike) -> tuple[PyTree, PyTree]:
+    state, model_state = self.end(carry, number)
+    return metrics.mean_over_workers((state.params, model_state))
 
   def _start(self, members: Members | None, begin: PyTree) -> Carry:
     start = self._each(lambda member, begin: self.steps_of(member).start(*begin), (0, 0), _AXES)

@@ -34,6 +34,7 @@ def train(
   reshuffle: bool = False,
   replacement: bool = False,
   eval_every: int | None = None,
+  patience: int | None = None,
   worker_examples: int = 2000,
   mapping: str = 'auto',
   mesh: Mesh | None = None,
@@ -50,7 +51,8 @@ def train(
 
   A run whose loss is no longer finite, or 1000 times what it was, ends at that very step with a
   warning, and one whose models are not finite at the next row; `history.diverged` then says where
-  and what to try.
+  and what to try. A run that ends early because it no longer gets better says so in
+  `history.stopped`.
 
   Args:
     task: what to train.
@@ -64,6 +66,8 @@ def train(
     reshuffle: whether the data are dealt anew to all workers every epoch.
     replacement: whether each example is drawn independently, as theory has it.
     eval_every: steps between two rows of metrics; None for 20 rows in all.
+    patience: ends the run when so many rows in turn had no better validation_loss than one before;
+      None for never. The task needs a validation set, see `tasks.hold_out`.
     worker_examples: single workers are evaluated on this many test examples at most; the mean
       model on all of them.
     mapping: how the gradients of all workers are computed: 'vmap', 'scan', 'devices', or 'auto'
@@ -98,13 +102,13 @@ def train(
   """
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples, 'window': window}
   counts |= {'steps': steps, 'batch_size': batch_size}
-  arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, **counts)
+  arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, patience, **counts)
   rows_every, ignore = arguments.interval(eval_every, steps)
   sim = simulate(algorithm, topology, mesh)
   shards = arguments.divide(shards, task, topology, seed)
   sampling = Sampling(shards, batch_size, reshuffle, replacement)
   facts = {
-    **arguments.facts(task, topology, sampling, rows_every, worker_examples),
+    **arguments.facts(task, topology, sampling, rows_every, worker_examples, patience),
     'algorithm': algorithm.name,
     'seed': seed,
     **(config or {}),
@@ -113,7 +117,8 @@ def train(
   program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples, window)
   wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
   rows = on_row or (lambda row: None)
-  run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds)
+  run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds, patience)
+  ignore = (*ignore, 'patience')  # a run that was stopped may go on with more
   checkpoints = Checkpoints(checkpoint_dir, checkpoint_seconds, resume, facts, ignore)
   with Progress(progress, algorithm.name, steps) as bar:
     (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, rows_every)
