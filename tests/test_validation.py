@@ -1,6 +1,7 @@
 """A validation set, the best model, and runs that stop early."""
 
 import functools
+import json
 import re
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from test_experiments import TINY, Program
 
 import decomp
 from decomp import algorithms, metrics, tasks, topology
@@ -112,11 +114,18 @@ def test_validation_changes_nothing_else():
 
 
 def test_a_run_without_improvement_stops_and_may_go_on(tmp_path):
-  options = {'checkpoint_dir': tmp_path}
-  # The checkpoints that are kept are from after its best row.
-  history = train(patience=3, checkpoint_seconds=0, **options)
   count = end_of(whole(), 3)
-  assert count < len(whole())
+  assert 5 < count < len(whole())
+
+  def interrupt(row):
+    if row['step'] == 2 * (count - 2):  # with two of three rows of its patience used
+      raise KeyboardInterrupt
+
+  # All its checkpoints are from after its best row.
+  options = {'checkpoint_dir': tmp_path}
+  with pytest.raises(KeyboardInterrupt):
+    train(patience=3, on_row=interrupt, **options)
+  history = train(patience=3, resume=True, **options)
   assert rows_of(history) == rows_of(whole())[:count]
   assert history.stopped.startswith(f'stopped at step {2 * (count - 1)}: validation_loss has not')
   assert history.diverged is None
@@ -131,25 +140,14 @@ def test_a_run_without_improvement_stops_and_may_go_on(tmp_path):
   np.testing.assert_array_equal(rest.best_params, whole().best_params)
 
 
-def test_patience_goes_on_where_it_was(tmp_path):
-  count = end_of(whole(), 3)
-
-  def interrupt(row):
-    if row['step'] == 2 * (count - 2):  # two of three rows into its patience
-      raise KeyboardInterrupt
-
-  options = {'patience': 3, 'checkpoint_dir': tmp_path}
-  with pytest.raises(KeyboardInterrupt):
-    train(on_row=interrupt, **options)
-  assert rows_of(train(resume=True, **options)) == rows_of(whole())[:count]
-
-
 def test_members_stop_by_themselves(tmp_path):
   rates = (0.01, 0.5)
   options = {'eval_every': 2, 'seeds': (0,), 'rate': rates, 'checkpoint_dir': tmp_path}
 
+  def make_algorithm(rate):
+    return algorithms.d_psgd(optax.sgd(rate))
+
   def sweep(**more):
-    make_algorithm = lambda rate: algorithms.d_psgd(optax.sgd(rate))
     return decomp.sweep(make(), make_algorithm, RING, 40, 4, patience=3, **options, **more)
 
   found = sweep()
@@ -189,3 +187,18 @@ def test_validation_needs_a_loss():
     ValueError, match=re.escape("task: evaluate gives ['norm']: must give 'loss'")
   ):
     train(task)
+
+
+def test_flags(tmp_path, monkeypatch, capsys, as_users_have_it):
+  program = Program('sweep', monkeypatch)
+  error = program.error(*TINY, '--patience=2')
+  assert error == 'error: --patience=2: needs --validation, such as --validation=0.1'
+  error = program.error(*TINY, '--validation=0.999', '--patience=2')
+  assert error.startswith('error: --validation=0.999: part=0.999: must be a number between 0 and 1')
+  args = ['--algorithm=d_psgd', '--grid=learning_rate=1e-9', '--steps=10', '--eval_every=1']
+  args += ['--seeds=0', '--validation=0.25', '--patience=2', f'--output={tmp_path}']
+  program(*TINY, *args)  # at such a rate no row is better than the first
+  printed = capsys.readouterr().out
+  assert 'best of d_psgd: learning_rate=1e-09, by validation accuracy\n' in printed
+  assert '1 runs, 0 diverged, 1 stopped early' in printed
+  assert json.loads((tmp_path / 'results.json').read_text())[0]['metric'] == 'validation_accuracy'
