@@ -129,8 +129,8 @@ WORKER_EXAMPLES = flags.DEFINE_integer(
 VALIDATION = define_number(
   'validation',
   0.0,
-  'Part of the training examples, such as 0.1, that is kept from training to stop by, and to choose '
-  'the best of a sweep by.',
+  'Part of the training examples, such as 0.1, that is held out to stop by, and to choose the best '
+  'of a sweep by.',
   0.0,
   1.0,
 )
