@@ -52,7 +52,7 @@ def main(address, number, output):
   # So it is with windows; one of four steps with two examples is what a worker has, in all epochs.
   counted.rows.clear()
   steps = Steps(task, sim, Sampling(shards, 2), 0, 'vmap', mesh)
-  window = Windows(task.train, steps, 8, 4, mesh).of(0)
+  window = Windows(task.train, steps, 8, 4, 8, mesh).of(0)
   assert window['input'].shape == (8, 8, 3)
   assert set(counted.rows) == set(own.tolist())
   if processes.is_first():

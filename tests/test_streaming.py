@@ -58,8 +58,8 @@ def assert_same(history, expected):
 def test_records_give_the_batches_of_arrays():
   source = Source()
   assert_same(train(make(tasks.Records(source)), window=7), on_arrays())
-  # A window ahead of the three, of 7 steps of 4 workers' 3 examples, and a few to see their form.
-  assert 3 * 84 <= source.asked <= 4 * 84 + 10
+  # Three windows of 7 steps of 4 workers' 3 examples, and a few to see their form.
+  assert 3 * 84 <= source.asked <= 3 * 84 + 10
 
 
 def test_a_run_is_continued_within_a_window(tmp_path):
@@ -105,6 +105,8 @@ def test_what_wants_all_at_once():
     decomp.sweep(task, lambda rate: algorithms.d_psgd(optax.sgd(rate)), RING, 2, 3, rate=(0.1,))
   with pytest.raises(ValueError, match=r"shards='by_label': task: train\['label'\] is read"):
     train(task, shards='by_label')
+  with pytest.raises(ValueError, match=r"validation=0\.1: task: train\['input'\] is read"):
+    tasks.from_arrays(MODEL, tasks.Records(Source()), (X, Y), validation=0.1)
 
 
 def test_grain_is_a_source():

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from decomp.tasks.records import Records
 from decomp.training.program import Members, Program
@@ -32,13 +32,20 @@ class Windows:
     steps: which examples a step takes, among all.
     num_workers: of the run.
     size: steps in a window.
+    until: steps of the run, after which nothing is read ahead.
     mesh: the devices that share the workers; None for one.
   """
 
   def __init__(
-    self, train: Mapping[str, Any], steps: Steps, num_workers: int, size: int, mesh: Any
+    self,
+    train: Mapping[str, Any],
+    steps: Steps,
+    num_workers: int,
+    size: int,
+    until: int,
+    mesh: Mesh | None,
   ):
-    self.size, self._train = size, train
+    self.size, self._until, self._train = size, until, train
     key, batch_size = steps.keys()[0], steps.sampling.batch_size
     self._sharding = NamedSharding(mesh, PartitionSpec('worker')) if mesh else None
     self._draw = jax.jit(
@@ -60,7 +67,8 @@ class Windows:
     number = step // self.size
     known, reading = self._next
     window = reading.result() if reading and known == number else self._read(number)
-    self._next = number + 1, self._thread.submit(self._read, number + 1)
+    if (number + 1) * self.size < self._until:
+      self._next = number + 1, self._thread.submit(self._read, number + 1)
     return window
 
   def _read(self, number: int) -> dict[str, jax.Array]:

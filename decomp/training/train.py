@@ -114,7 +114,9 @@ def train(
     **(config or {}),
   }
   begin = initial(task, seed)
-  program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples, window)
+  program = program_of_one_run(
+    task, sim, sampling, seed, begin, mapping, worker_examples, window, steps
+  )
   wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
   rows = on_row or (lambda row: None)
   run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds, patience)
@@ -136,13 +138,15 @@ def program_of_one_run(
   mapping: str,
   worker_examples: int,
   window: int | None = None,
+  until: int = arguments.MOST_STEPS,
 ) -> Program:
-  """The program of one run: see `train`."""
+  """The program of one run of up to `until` steps: see `train`."""
   n = sim.topology.num_workers
   how, mesh = choose_mapping(task, begin, n, sampling.batch_size, mapping, sim.mesh)
   if window or isinstance(task.train, Records):
     run = task, sim, sampling, seed, how, mesh
-    windows = Windows(task.train, Steps(*run), n, window or streaming.LENGTH, mesh)
+    size = min(window or streaming.LENGTH, until)
+    windows = Windows(task.train, Steps(*run), n, size, until, mesh)
     streamed = StreamedSteps(windows.size, *run, own_examples=True)
     tests = place(task._replace(train={}), worker_examples, mesh)
     data = tests._replace(train=windows.shapes)
