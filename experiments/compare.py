@@ -66,7 +66,9 @@ def compare(
     history = histories[algorithm.name] = settings.run(setup, algorithm, folder)
     shown = [m for m in ('train_loss', 'test_loss', 'test_accuracy') if m in history[-1]]
     metrics = ', '.join(f'{m.replace("_", " ")} {history[-1][m]:.4g}' for m in shown)
-    output.say(f'[{number}/{len(chosen)}] {history.diverged or f"{algorithm.name}: {metrics}"}')
+    ended = f', {history.stopped}' if history.stopped else ''
+    said = history.diverged or f'{algorithm.name}: {metrics}{ended}'
+    output.say(f'[{number}/{len(chosen)}] {said}')
   # Written again, because a resumed comparison may have more algorithms or steps.
   output.Folder(path).write_config(algorithm=ALGORITHM.value)
   return histories

@@ -10,8 +10,9 @@ The name of a grid stands for its numbers wherever --optimizer or --algorithm sa
 is run with the grids that it mentions. What decides on sizes (bits, fractions) can't be in a grid:
 give an --algorithm for each. Results go to a folder: metrics.jsonl with the rows of every run,
 results.json with mean and standard deviation over seeds, and plot.png with a heat map for each
-algorithm. A run that diverges is marked, and does not disturb the others. Ctrl-C is safe, and
---resume continues.
+algorithm. With --validation settings are compared on training examples that were held out for it,
+else on the test's. A run that diverges is marked, and does not disturb the others. Ctrl-C is safe,
+and --resume continues.
 """
 
 import functools
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
       for row in rows:
         if row['best']:
           setting = ', '.join(f'{name}={row[name]:g}' for name in chosen[row['algorithm']])
-          print(f'best of {row["algorithm"]}: {setting}')
+          print(f'best of {row["algorithm"]}: {setting}, by {row["metric"].replace("_", " ")}')
       print(f'plot: {path / "plot.png"}')
 
 
@@ -103,6 +104,7 @@ def sweep(
         reshuffle=settings.RESHUFFLE.value,
         replacement=settings.REPLACEMENT.value,
         eval_every=setup.eval_every,
+        patience=settings.PATIENCE.value,
         worker_examples=settings.WORKER_EXAMPLES.value,
         mesh=setup.mesh,
         members_at_once=MEMBERS_AT_ONCE.value,
@@ -118,6 +120,8 @@ def sweep(
       lost = sum(history.diverged is not None for history in found.histories)
       ended = f'step {max(history[-1]["step"] for history in found.histories)}'
       count = f'{len(found.points)} runs, {lost} diverged'
+      if early := sum(history.stopped is not None for history in found.histories):
+        count += f', {early} stopped early'
       output.say(f'[{number}/{len(chosen)}] {text}: {count}, {ended} reached')
   return tables
 

@@ -48,6 +48,8 @@ def run() -> None:
         output.save_plot(plots.overview({algorithm.name: history}, title), path / 'plot.png')
         output.save_shards(setup, path)
         report.print_table([report.summary(history, algorithm.name)], str(path))
+        if history.stopped:
+          output.say(history.stopped)
   if history.diverged:
     sys.exit(f'error: {history.diverged}')
 

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import decomp
 from decomp import algorithms, data, topology
 from decomp.training import checksums, processes
-from decomp.training.steps import Sampling, initial
+from decomp.training.steps import Sampling, Steps, initial
+from decomp.training.streaming import Windows
 from decomp.training.train import program_of_one_run
 
 
@@ -47,6 +48,12 @@ def main(address, number, output):
     task, sim, Sampling(shards, 2), 0, initial(task, 0), 'auto', worker_examples=10
   )
   own = np.concatenate([shards.shard(worker) for worker in range(8) if worker // 4 == int(number)])
+  assert set(counted.rows) == set(own.tolist())
+  # So it is with windows; one of four steps with two examples is what a worker has, in all epochs.
+  counted.rows.clear()
+  steps = Steps(task, sim, Sampling(shards, 2), 0, 'vmap', mesh)
+  window = Windows(task.train, steps, 8, 4, 8, mesh).of(0)
+  assert window['input'].shape == (8, 8, 3)
   assert set(counted.rows) == set(own.tolist())
   if processes.is_first():
     np.savez(output, **found)

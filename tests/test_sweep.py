@@ -382,7 +382,7 @@ def test_program(program, tmp_path, capsys):
   printed = capsys.readouterr().out
   assert '[1/2] d_psgd: 4 runs, 2 diverged, step 4 reached' in printed
   assert '[2/2] choco_sgd(random_k(0.5), consensus): 8 runs, 4 diverged' in printed
-  assert 'best of d_psgd: rate=0.1\n' in printed
+  assert 'best of d_psgd: rate=0.1, by test suboptimality\n' in printed
   assert re.search(r'd_psgd .*│ 1e\+30 .*│ diverged .*│ 2 of 2 ', printed)
   results = json.loads((tmp_path / 'results.json').read_text(), parse_constant=pytest.fail)
   assert [row.get('consensus') for row in results] == [None, None, 0.2, 0.4, 0.2, 0.4]

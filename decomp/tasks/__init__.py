@@ -10,9 +10,11 @@ from collections.abc import Callable
 from decomp.tasks.builtin import IMAGE_SETS as IMAGE_SETS
 from decomp.tasks.builtin import classification as classification
 from decomp.tasks.builtin import digits, images, logistic_regression, quadratic, text
+from decomp.tasks.records import Records as Records
 from decomp.tasks.supervised import from_arrays as from_arrays
 from decomp.tasks.task import Batch as Batch
 from decomp.tasks.task import Task as Task
+from decomp.tasks.task import hold_out as hold_out
 
 # What --task can name: flags and tests go by this list.
 __all__ = ['digits', 'images', 'logistic_regression', 'quadratic', 'text']

@@ -17,7 +17,7 @@ _EXAMPLES = 3
 
 
 def examples(where: str, pair: Any) -> Arrays:
-  """The arrays of `train=(x, y)` or `test=(x, y)`."""
+  """The arrays of `train=(x, y)`, `test=(x, y)` or `validation=(x, y)`."""
   if not isinstance(pair, tuple | list) or len(pair) != 2:
     raise ValueError(f'{where}={type(pair).__name__}: must be a pair of arrays, (x, y)')
   x, y = pair
@@ -152,19 +152,29 @@ def _shaped(name: str, y: np.ndarray, shape: tuple[int, ...], outputs: Any) -> n
   return y.reshape(len(y), *shape)
 
 
-def check_alike(train: Arrays, test: Arrays) -> None:
-  """Whether test examples look like those for training."""
-  if train.keys() != test.keys():
+def check_alike(train: Arrays, where: str, found: Arrays) -> None:
+  """Whether examples for tests or validation look like those for training."""
+  if train.keys() != found.keys():
     raise ValueError(
-      f'test: x has {", ".join(test)}: must have the arrays of train, {", ".join(train)}'
+      f'{where}: x has {", ".join(found)}: must have the arrays of train, {", ".join(train)}'
     )
-  for key, values in test.items():
+  for key, values in found.items():
     there, here = ((*x.shape[1:], x.dtype.name) for x in (train[key], values))
     if there != here:
       raise ValueError(
-        f'{_name("test", key)} is {values.dtype} with examples of shape {values.shape[1:]}: must '
+        f'{_name(where, key)} is {values.dtype} with examples of shape {values.shape[1:]}: must '
         f'be {train[key].dtype} with {train[key].shape[1:]}, as in train'
       )
+
+
+def check_record(read: Arrays, wanted: Arrays) -> None:
+  """Whether a record has its target in the form that the loss wants, since nothing converts it."""
+  there, here = read['label'], wanted['label']
+  if (there.dtype, there.shape) != (here.dtype, here.shape):
+    raise ValueError(
+      f'train: y of a record is {there.dtype} of shape {there.shape[1:]}: must be {here.dtype} of '
+      f'shape {here.shape[1:]}'
+    )
 
 
 def check_losses(losses: Callable[..., Any], outputs: PyTree, targets: np.ndarray) -> None:

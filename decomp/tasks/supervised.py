@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from decomp import checks
 from decomp.base import PyTree
 from decomp.engine.cpu import keys
 from decomp.tasks import arrays
 from decomp.tasks.functional import Functional, functional
-from decomp.tasks.task import Batch, Task
+from decomp.tasks.records import Records
+from decomp.tasks.task import Batch, Task, hold_out
 
 Losses = Callable[[Any, Any], jax.Array]
 """(outputs, targets) -> the loss of each example, or of each of its positions."""
@@ -20,10 +22,11 @@ Losses = Callable[[Any, Any], jax.Array]
 
 def from_arrays(
   model: Any,
-  train: tuple[Any, Any],
+  train: tuple[Any, Any] | Records,
   test: tuple[Any, Any],
   loss: str | Losses = 'cross_entropy',
   *,
+  validation: float | tuple[Any, Any] | None = None,
   augment: Callable[[jax.Array, PyTree], PyTree] | None = None,
   name: str = 'arrays',
 ) -> Task:
@@ -53,7 +56,7 @@ def from_arrays(
     train: `(x, y)`, one row for each example: anything that NumPy makes arrays of; x may also be
       a dict of them, in which case the model is called with a dict. What is predicted from itself
       needs targets too: `(x, x)` for an autoencoder, `(text[:, :-1], text[:, 1:])` for a language
-      model.
+      model. Or `Records`, which are read when they are needed.
     test: `(x, y)` of the same form, which rows of metrics are averaged over.
     loss: one of
 
@@ -62,6 +65,8 @@ def from_arrays(
       * 'squared': the mean of (outputs - y)².
       * a function (outputs, targets) -> the loss of each example, [batch]. Where it is [batch,
         ...], as with sequences, an example's loss is the mean.
+    validation: `(x, y)` of the same form, to decide by when to stop or which setting is best; or
+      the part of train that `hold_out` takes for it, such as 0.1. None for none.
     augment: (key, x of a batch) -> x, in training only.
     name: of the data, for tables, plots and checkpoints.
 
@@ -69,22 +74,38 @@ def from_arrays(
     The `Task`, with y as 'label'.
   """
   net, losses = functional(model), _losses(loss)
-  held = {'train': arrays.examples('train', train), 'test': arrays.examples('test', test)}
+  held = {
+    'train': train.rows([0]) if isinstance(train, Records) else arrays.examples('train', train),
+    'test': arrays.examples('test', test),
+  }
+  part: Any = validation if checks.is_number(validation) else None
+  if part is None and validation is not None:
+    held['validation'] = arrays.examples('validation', validation)
   outputs = arrays.outputs(lambda key, part: _predict(net, key, part), held['train'])
-  for where, part in held.items():
+  for where, found in held.items():
     if loss == 'cross_entropy':
-      part['label'] = arrays.labels(f'{where}: y', part['label'], outputs)
+      found['label'] = arrays.labels(f'{where}: y', found['label'], outputs)
     elif loss == 'squared':
-      part['label'] = arrays.numbers(f'{where}: y', part['label'], outputs)
-  arrays.check_alike(**held)
+      found['label'] = arrays.numbers(f'{where}: y', found['label'], outputs)
+    arrays.check_alike(held['train'], where, found)
   arrays.check_losses(losses, outputs, held['train']['label'])
-  return supervised(f'{name}/{net.name}', net, held['train'], held['test'], loss, augment=augment)
+  examples: Mapping[str, Any] = held['train']
+  if isinstance(train, Records):
+    arrays.check_record(train.rows([0]), held['train'])
+    examples = train
+  task = supervised(f'{name}/{net.name}', net, examples, held['test'], loss, augment=augment)
+  if part is None:
+    return task._replace(validation=held.get('validation'))
+  try:
+    return hold_out(task, part)
+  except ValueError as error:
+    raise ValueError(f'validation={part!r}: {error}') from error
 
 
 def supervised(
   name: str,
   model: Functional,
-  train: Mapping[str, np.ndarray],
+  train: Mapping[str, Any],
   test: Mapping[str, np.ndarray],
   loss: str | Losses = 'cross_entropy',
   normalize: Callable[[PyTree], PyTree] = lambda x: x,

@@ -119,7 +119,7 @@ def compile_for(
   parts['replicas'] = _size(workers) - parts['parameters'] - parts['optimizer']
   each = {name: size // mesh.size if name != 'data' else size for name, size in parts.items()}
   if own:
-    each['data'] = _size(data.train) // mesh.size + _size((data.test, data.worker_test))
+    each['data'] = _size(data.train) // mesh.size + _size(data._replace(train=()))
   return Ahead(
     found,
     evaluation,

@@ -27,11 +27,17 @@ def check(
   resume: bool,
   seeds: Sequence[Any],
   checkpoint_seconds: Any,
+  patience: int | None,
   **counts: int | None,
 ) -> None:
   """Whether there is a task, something to resume, and numbers are what they should be."""
   check_task(task)
-  for name, value in counts.items():
+  if patience is not None and task.validation is None:
+    raise ValueError(
+      f'patience={patience!r}: task={task.name} must have a validation set, such as '
+      'decomp.tasks.hold_out makes of some training examples'
+    )
+  for name, value in {'patience': patience, **counts}.items():
     if value is not None:
       checks.whole(name, value, 1, MOST_STEPS)
   for value in seeds:
@@ -50,10 +56,10 @@ def check_task(task: Any) -> None:
 
 def deal(text: str, task: Task, num_workers: int, seed: int) -> Partition:
   """The shards that a text such as 'dirichlet(0.1)' stands for."""
-  labels, examples = task.train.get('label'), len(next(iter(task.train.values())))
+  labels: Any = task.train.get('label')
+  examples = len(next(iter(task.train.values())))
   if labels is None and spec.parse(text).name != 'iid':
     raise ValueError(f"task={task.name} has no train['label'] to go by")
-  labels = np.asarray(labels)
   families = {
     'iid': functools.partial(partition.iid, np.zeros(examples), num_workers),
     'by_label': functools.partial(partition.by_label, labels, num_workers),
@@ -95,10 +101,18 @@ def interval(eval_every: int | None, steps: int) -> tuple[int, tuple[str, ...]]:
 
 
 def facts(
-  task: Task, topology: Topology, sampling: Sampling, eval_every: int, worker_examples: int
+  task: Task,
+  topology: Topology,
+  sampling: Sampling,
+  eval_every: int,
+  worker_examples: int,
+  patience: int | None,
 ) -> dict[str, Any]:
   """What a run that is continued must share with the one before, as JSON."""
-  shards = sampling.shards
+  shards, validation = sampling.shards, {}
+  if task.validation is not None:
+    held = b''.join(np.asarray(x).tobytes() for x in task.validation.values())
+    validation = {'checksum of the validation set': zlib.crc32(held), 'patience': patience}
   return {
     'task': task.name,
     'topology': topology.name,
@@ -110,6 +124,7 @@ def facts(
     'replacement': sampling.replacement,
     'eval_every': eval_every,
     'test examples of a worker': worker_examples,
+    **validation,
   }
 
 

@@ -12,12 +12,15 @@ from decomp.base import PyTree
 from decomp.tasks import Task
 
 
-def batched_tests(task: Task, worker_examples: int) -> tuple[Batched, Batched]:
-  """The test examples for the mean model, and the first few of them for single workers."""
+def batched_tests(task: Task, worker_examples: int) -> tuple[Batched, Batched, Batched | None]:
+  """The test examples for the mean model, the first few for single workers, and validation."""
   if not len(next(iter(task.test.values()), ())):
     raise ValueError(f'task={task.name}: has no test examples, which rows of metrics need')
+  if task.validation is not None and not len(next(iter(task.validation.values()), ())):
+    raise ValueError(f'task={task.name}: has a validation set without examples')
   some = {name: x[:worker_examples] for name, x in task.test.items()}
-  return Batched.of(task.test, size=100), Batched.of(some, size=100)
+  held = None if task.validation is None else Batched.of(task.validation, size=100)
+  return Batched.of(task.test, size=100), Batched.of(some, size=100), held
 
 
 class Batched(NamedTuple):

@@ -22,7 +22,8 @@ class History(list[Row]):
 
   A row has step, epoch, train_loss (the mean over the steps since the row before),
   compression_error and clipped (means over every eighth of them and the last), gradient_norm (of
-  the mean gradient, at the last step), test_* of the mean model, worst_* of the worst worker,
+  the mean gradient, at the last step), test_* of the mean model, validation_loss and
+  validation_accuracy of it where the task has a validation set, worst_* of the worst worker,
   consensus_distance, bytes_sent by one worker, and seconds of training; with a network,
   simulated_seconds = seconds / n (one worker's share of the work done here) + step × its
   communication.
@@ -32,16 +33,28 @@ class History(list[Row]):
     model_state: the final model state, leaves [n, ...].
     steps_per_second: over the whole run, evaluation and compilation left out.
     diverged: where and how the run went wrong, or None.
+    stopped: where the run ran out of patience, or None.
+    best_params: the mean model of the row `best`; None where there is no such row.
+    best_model_state: the model state that belongs to it.
   """
 
   state: State
   model_state: PyTree
   steps_per_second: float = math.nan
   diverged: str | None = None
+  stopped: str | None = None
+  best_params: PyTree = None
+  best_model_state: PyTree = None
 
   def column(self, name: str) -> np.ndarray:
     """One metric over time; NaN where a row lacks it."""
     return np.array([row.get(name, math.nan) for row in self])
+
+  @property
+  def best(self) -> Row | None:
+    """The row with the least validation_loss, the first of them; None without a validation set."""
+    rows = [row for row in self if math.isfinite(row.get('validation_loss', math.nan))]
+    return min(rows, key=lambda row: row['validation_loss'], default=None)
 
   @property
   def params(self) -> PyTree:
@@ -109,6 +122,27 @@ def explain(history: History, losses: np.ndarray, failed: np.ndarray) -> str | N
     what = 'models are no longer finite, or too far apart to measure'
     return f'diverged at step {history[-1]["step"]}: {what}'
   return None
+
+
+def stop(history: History, patience: int | None) -> str | None:
+  """Why a run ends early; None if it goes on.
+
+  >>> losses = 0.7, 0.5, 0.5, 0.6
+  >>> rows = [{'step': step, 'validation_loss': loss} for step, loss in enumerate(losses)]
+  >>> stop(History(rows), patience=2)
+  'stopped at step 3: validation_loss has not improved in 2 rows, and was 0.5 at step 1'
+  >>> stop(History(rows), patience=3) is None
+  True
+  """
+  if patience is None or len(history) <= patience:
+    return None
+  best, last = history.best or history[0], history[-1]['step']
+  if best['step'] >= history[-patience]['step']:
+    return None
+  return (
+    f'stopped at step {last}: validation_loss has not improved in {patience} rows, and was '
+    f'{best["validation_loss"]:.4g} at step {best["step"]}'
+  )
 
 
 def advise(sim: Simulation, params: PyTree) -> str:

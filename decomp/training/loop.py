@@ -31,6 +31,7 @@ class Run(NamedTuple):
     bytes_per_step: what one worker sends.
     on_row: called with every row.
     wire_seconds: of one step's messages, on a network that is simulated; None for none.
+    patience: rows without a better validation_loss that end the run; None for any number.
   """
 
   sim: Simulation
@@ -38,6 +39,7 @@ class Run(NamedTuple):
   bytes_per_step: int
   on_row: Callable[[Row], None]
   wire_seconds: float | None = None
+  patience: int | None = None
 
   def row(self, step: int, measured: Mapping[str, float], seconds: float) -> Row:
     """A row of metrics; before the first step there are none of steps."""
@@ -130,12 +132,16 @@ class Loop:
         f'checkpoint_dir holds a run up to step {found.step} already: pass resume=True to continue '
         'it, or choose another directory'
       )
-    self._carry, seconds, ends, *_ = found.state
+    self._carry, seconds, ends, bests, *_ = found.state
     self._seconds = float(seconds)
     for number, (history, record) in enumerate(zip(self._histories, found.rows, strict=True)):
       history.extend(record['rows'])
-      if record['diverged']:
-        self._end(number, record['diverged'], *ends[str(number)])
+      history.best_params, history.best_model_state = bests.get(str(number), (None, None))
+      # By this run's patience, which may be another one.
+      stopped = histories.stop(history, self._runs[number].patience)
+      if record['diverged'] or stopped:
+        state, model_state = ends.get(str(number)) or self._program.end(self._carry, number)
+        self._end(number, state, model_state, record['diverged'], stopped)
     pairs = zip(self._runs, self._histories, strict=True)
     rows = [(row, run) for run, history in pairs for row in history]
     for row, run in sorted(rows, key=lambda pair: pair[0]['step']):  # the order they came in
@@ -178,9 +184,8 @@ class Loop:
           self._checkpointer.wait()
       if stop.number:  # it came while the last checkpoint was written
         raise KeyboardInterrupt(stop.number)
-    for number, history in enumerate(self._histories):
-      if not history.diverged:
-        self._end(number, None, *self._program.end(self._carry, number))
+    for number in np.flatnonzero(~self._over).tolist():
+      self._end(number, *self._program.end(self._carry, number))
     return self._histories
 
   @property
@@ -211,39 +216,59 @@ class Loop:
     for number in shown:
       own = {name: float(values[number]) for name, values in measured.items()}
       row = self._runs[number].row(step, own, self._seconds / len(self._runs))
-      self._histories[number].append(row)
+      history = self._histories[number]
+      history.append(row)
+      if history.best is row:
+        best = self._program.mean(self._carry, number)
+        history.best_params, history.best_model_state = best
     if is_row:
       self._carry = self._program.reset(self._carry)
     for number in shown:
-      sim, history = self._runs[number].sim, self._histories[number]
+      run, history = self._runs[number], self._histories[number]
+      sim = run.sim
       if what := histories.explain(history, losses[number], failed[number]):
         state, model_state = self._program.end(self._carry, number)
         name = sim.algorithm.name
         if name not in self._advice:  # it takes a second, and many members may diverge
           self._advice[name] = histories.advise(sim, state.params)
         reason = f'{name} on {sim.topology.name} {what}. {self._advice[name]}'
-        self._end(number, reason, state, model_state)
+        self._end(number, state, model_state, diverged=reason)
+      elif stopped := histories.stop(history, run.patience):
+        self._end(number, *self._program.end(self._carry, number), stopped=stopped)
     for number in shown:  # at last: all is well to be saved if one of them raises
       self._runs[number].on_row(self._histories[number][-1])
 
-  def _end(self, number: int, diverged: str | None, state: Any, model_state: PyTree) -> None:
+  def _end(
+    self,
+    number: int,
+    state: Any,
+    model_state: PyTree,
+    diverged: str | None = None,
+    stopped: str | None = None,
+  ) -> None:
     history = self._histories[number]
-    history.diverged, history.state, history.model_state = diverged, state, model_state
+    history.state, history.model_state = state, model_state
+    history.diverged, history.stopped = diverged, stopped
     history.steps_per_second = history[-1]['step'] / max(history[-1]['seconds'], 1e-9)
     self._over[number] = True
 
   def _save(self) -> None:
     if self._checkpointer:
       record: list[dict[str, Any]] = [
-        {'rows': list(one), 'diverged': one.diverged} for one in self._histories
+        {'rows': list(one), 'diverged': one.diverged, 'stopped': one.stopped}
+        for one in self._histories
       ]
+      named = {str(number): one for number, one in enumerate(self._histories)}
       ends = {
-        str(number): (one.state, one.model_state)
-        for number, one in enumerate(self._histories)
-        if one.diverged
+        name: (one.state, one.model_state)
+        for name, one in named.items()
+        if one.diverged or one.stopped
+      }
+      bests = {
+        name: (one.best_params, one.best_model_state) for name, one in named.items() if one.best
       }
       computed = self._computed()
-      saved = self._carry, np.float64(self._seconds), ends, *computed
+      saved = self._carry, np.float64(self._seconds), ends, bests, *computed
       if self._members is None:  # for `decomp.load`
         (params,) = computed or (self._carry.state.params,)
         record[0]['model'] = {
@@ -267,9 +292,12 @@ class Loop:
 
   def _like(self, record: Sequence[Mapping[str, Any]]) -> Any:
     """The form of what `_save` has saved with this record."""
-    ended = [str(number) for number, one in enumerate(record) if one['diverged']]
+    named = {str(number): one for number, one in enumerate(record)}
+    ended = [name for name, one in named.items() if one['diverged'] or one['stopped']]
+    better = [name for name, one in named.items() if History(one['rows']).best]
     ends = dict.fromkeys(ended, self._program.end_shape)
-    return self._carry, np.float64(0), ends, *self._computed()
+    bests = dict.fromkeys(better, self._program.mean_shape)
+    return self._carry, np.float64(0), ends, bests, *self._computed()
 
 
 class Stop:

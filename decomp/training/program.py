@@ -24,6 +24,7 @@ from decomp.engine import platforms
 from decomp.engine.simulation import State
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
+from decomp.training import metrics
 from decomp.training.evaluation import batched_tests
 from decomp.training.steps import Carry, Data, Steps, Totals, reset
 
@@ -84,6 +85,8 @@ class Program:
     self._outcome = jax.jit(lambda carry: (carry.losses, carry.failed), out_shardings=everywhere)
     self._advancing = jax.jit(self._advance, donate_argnums=0, out_shardings=split)
     self._measuring = jax.jit(self._measure, out_shardings=everywhere)
+    self._averaging = jax.jit(self._average, out_shardings=everywhere)
+    self._everywhere = everywhere
     self.loop: Any = None
     """The compiled loop."""
 
@@ -91,7 +94,7 @@ class Program:
     """Compiles ahead, so that compiling counts neither as training time nor as a stall."""
     if self.loop is None:
       self.loop = self.trace().lower().compile(self._options)
-      measured = self._measuring.lower(self._shapes, self._members, self.data)
+      measured = self._measuring.lower(self._shapes, self._members, self._tests)
       self._measured = measured.compile()
 
   def trace(self) -> Any:
@@ -124,10 +127,15 @@ class Program:
 
   def measure(self, carry: Carry, members: Members | None) -> dict[str, np.ndarray]:
     """The metrics of a row that come from the device, [runs]."""
-    found = self._measured(carry, members, self.data)
+    found = self._measured(carry, members, self._tests)
     return {name: np.asarray(value).reshape(-1) for name, value in found.items()}
 
-  def end(self, carry: Carry, number: int) -> tuple[State, PyTree]:
+  @property
+  def _tests(self) -> Data:
+    """The data that rows are measured on."""
+    return self.data._replace(train=())
+
+  def end(self, carry: Carry, number: jax.typing.ArrayLike) -> tuple[State, PyTree]:
     """The state and the model state of one of the runs."""
     return (carry.state, carry.model_state) if self._members is None else _member(carry, number)
 
@@ -136,6 +144,22 @@ class Program:
     """The shapes of `end`."""
     shapes = jax.eval_shape(lambda carry: self.end(carry, 0), self._shapes)
     return shapes if self._mesh is None else jax.tree.map(_split_over(self._mesh), shapes)
+
+  def mean(self, carry: Carry, number: int) -> tuple[PyTree, PyTree]:
+    """The parameters and the model state of the mean model of one of the runs."""
+    return self._averaging(carry, np.int32(number))
+
+  @property
+  def mean_shape(self) -> tuple[PyTree, PyTree]:
+    """The shapes of `mean`."""
+    shapes = jax.eval_shape(lambda carry: self._average(carry, 0), self._shapes)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), shapes
+    )
+
+  def _average(self, carry: Carry, number: jax.typing.ArrayLike) -> tuple[PyTree, PyTree]:
+    state, model_state = self.end(carry, number)
+    return metrics.mean_over_workers((state.params, model_state))
 
   def _start(self, members: Members | None, begin: PyTree) -> Carry:
     start = self._each(lambda member, begin: self.steps_of(member).start(*begin), (0, 0), _AXES)

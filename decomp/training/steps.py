@@ -75,11 +75,13 @@ class Data(NamedTuple):
     train: all examples, [N, ...]; or each worker's own ones, [n, longest, ...].
     test: for the mean model.
     worker_test: for single workers.
+    validation: for the mean model; None where the task has none.
   """
 
   train: PyTree
   test: Batched
   worker_test: Batched
+  validation: Batched | None = None
 
 
 class Sampling(NamedTuple):
@@ -201,13 +203,15 @@ class Steps:
   def measure(self, carry: Carry, data: Data) -> dict[str, jax.Array]:
     """The metrics of a row that come from the device."""
     params, model_state = carry.state.params, carry.model_state
-    average, each = self._in_turn(self._evaluate)(params, model_state, data.test, data.worker_test)
+    tests = data.test, data.worker_test, data.validation
+    average, each, held = self._in_turn(self._evaluate)(params, model_state, *tests)
     totals = carry.totals
     steps = jnp.maximum(totals.steps, 1).astype(jnp.float32)
     observed = totals.observed.astype(jnp.float32)
     return {
       'train_loss': totals.loss.mean() / steps,
       **{f'test_{name}': value for name, value in average.items()},
+      **{f'validation_{name}': value for name, value in held.items()},
       **{f'worst_{k}': v.min() if k == 'accuracy' else v.max() for k, v in each.items()},
       'consensus_distance': metrics.consensus_distance(params),
       'gradient_norm': totals.gradient_norm,
@@ -216,9 +220,14 @@ class Steps:
     }
 
   def _evaluate(
-    self, params: PyTree, model_state: PyTree, test: Batched, worker_test: Batched
-  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Metrics of the mean model, and of each worker, [n]."""
+    self,
+    params: PyTree,
+    model_state: PyTree,
+    test: Batched,
+    worker_test: Batched,
+    validation: Batched | None,
+  ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array]]:
+    """Metrics of the mean model, of each worker, [n], and of the mean model on validation."""
     mean = metrics.mean_over_workers((params, model_state))
     each = mappings.lift(
       lambda p, s: worker_test.mean(functools.partial(self.task.evaluate, p, s)),
@@ -226,7 +235,15 @@ class Steps:
       self._mesh,
     )
     average = test.mean(functools.partial(self.task.evaluate, *mean))
-    return average, each(params, model_state)
+    held = {} if validation is None else validation.mean(functools.partial(self._validate, *mean))
+    return average, each(params, model_state), held
+
+  def _validate(self, params: PyTree, model_state: PyTree, batch: PyTree) -> dict[str, jax.Array]:
+    """Loss and accuracy: a suboptimality, say, is one on its own examples only."""
+    found = self.task.evaluate(params, model_state, batch)
+    if 'loss' not in found:
+      raise ValueError(f"task: evaluate gives {sorted(found)}: must give 'loss' for validation")
+    return {name: found[name] for name in ('loss', 'accuracy') if name in found}
 
   def _in_turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """Where workers are scanned, so are the runs of a sweep: `vmap` would undo the scan's gain."""

@@ -36,6 +36,15 @@ Point = dict[str, Any]
 _SWEEP = 'sweep.json'
 """Which runs a directory of checkpoints belongs to."""
 
+_METRICS = (
+  'validation_accuracy',
+  'validation_loss',
+  'test_suboptimality',
+  'test_accuracy',
+  'test_loss',
+)
+"""What settings are compared by: the first of them that there is."""
+
 _MEMORY = 0.5
 """The part of the memory that members may fill together."""
 
@@ -54,21 +63,22 @@ class Sweep(NamedTuple):
   def table(self, metric: str | None = None) -> list[Row]:
     """A row for each setting, over its seeds: 'mean' and 'std' of the last value of a metric.
 
+    Of a validation set's metrics it is not the last value but that of `History.best`.
+
     Args:
-      metric: a column of the histories; None for the first there is of test_suboptimality,
-        test_accuracy and test_loss.
+      metric: a column of the histories; None for the first there is of validation_accuracy,
+        validation_loss, test_suboptimality, test_accuracy and test_loss.
 
     Returns:
       Rows with the setting, 'metric', 'mean', 'std' (of those that did not diverge; NaN if there
       are none), 'seeds' and 'diverged', their numbers.
     """
-    names = ('test_suboptimality', 'test_accuracy', 'test_loss')
-    metric = metric or next(name for name in names if name in self.histories[0][0])
+    metric = metric or next(name for name in _METRICS if name in self.histories[0][0])
     settings: dict[tuple[Any, ...], list[float]] = {}
     for point, history in zip(self.points, self.histories, strict=True):
-      last = history[-1].get(metric, math.nan)
-      values = settings.setdefault(tuple(_numbers(point).items()), [])
-      values.append(math.nan if history.diverged else last)
+      row = history.best if metric.startswith('validation_') else history[-1]
+      found = math.nan if row is None or history.diverged else row.get(metric, math.nan)
+      settings.setdefault(tuple(_numbers(point).items()), []).append(found)
     return [
       {**dict(setting), 'metric': metric, **_statistics(np.array(values))}
       for setting, values in settings.items()
@@ -96,6 +106,7 @@ def sweep(
   reshuffle: bool = False,
   replacement: bool = False,
   eval_every: int | None = None,
+  patience: int | None = None,
   worker_examples: int = 2000,
   mesh: Mesh | None = None,
   members_at_once: int | None = None,
@@ -125,6 +136,7 @@ def sweep(
     reshuffle: as in `decomp.train`.
     replacement: as in `decomp.train`.
     eval_every: steps between two rows of metrics; None for 20 rows in all.
+    patience: as in `decomp.train`, for every run; those that go on are not disturbed.
     worker_examples: as in `decomp.train`.
     mesh: as in `decomp.train`: spreads the workers of every run over devices.
     members_at_once: how many runs the program holds; None for as many as fit half of the memory, or
@@ -152,7 +164,7 @@ def sweep(
   counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
   counts |= {'steps': steps, 'batch_size': batch_size, 'members_at_once': members_at_once}
   points = _points(grids, seeds)
-  arguments.check(task, checkpoint_dir, resume, seeds, checkpoint_seconds, **counts)
+  arguments.check(task, checkpoint_dir, resume, seeds, checkpoint_seconds, patience, **counts)
   # With the very numbers: whoever checks its arguments can, and says which one is wrong.
   sims = [simulate(make_algorithm(**_numbers(point)), topology, mesh) for point in points]
   starts = {seed: initial(task, seed) for seed in seeds}
@@ -186,11 +198,14 @@ def sweep(
 
   def run(number: int) -> Run:
     own = sampling(parts[points[number]['seed']])
-    return Run(sims[number], own, bytes_per_step, functools.partial(rows, points[number]))
+    on_own_row = functools.partial(rows, points[number])
+    return Run(sims[number], own, bytes_per_step, on_own_row, patience=patience)
 
   def checkpoints(group: Sequence[int], own: Members) -> Checkpoints:
     facts = {
-      **arguments.facts(task, topology, sampling(own.shards), rows_every, worker_examples),
+      **arguments.facts(
+        task, topology, sampling(own.shards), rows_every, worker_examples, patience
+      ),
       'algorithms': [sims[number].algorithm.name for number in group],
       'runs': [points[number] for number in group],
       **(config or {}),

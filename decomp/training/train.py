@@ -11,13 +11,15 @@ from decomp.base import Algorithm, PyTree
 from decomp.engine.simulation import Simulation, simulate
 from decomp.tasks import Task
 from decomp.tasks.data.partition import Partition
+from decomp.tasks.records import Records
 from decomp.topology import Topology
-from decomp.training import arguments
+from decomp.training import arguments, streaming
 from decomp.training.history import History, Row
 from decomp.training.loop import Checkpoints, Loop, Run
 from decomp.training.program import Program, place
 from decomp.training.progress import Progress
 from decomp.training.steps import Sampling, Steps, choose_mapping, initial
+from decomp.training.streaming import StreamedProgram, StreamedSteps, Windows
 
 
 def train(
@@ -32,9 +34,11 @@ def train(
   reshuffle: bool = False,
   replacement: bool = False,
   eval_every: int | None = None,
+  patience: int | None = None,
   worker_examples: int = 2000,
   mapping: str = 'auto',
   mesh: Mesh | None = None,
+  window: int | None = None,
   network: cost.Links | None = None,
   checkpoint_dir: str | None = None,
   checkpoint_seconds: float = 30.0,
@@ -47,7 +51,8 @@ def train(
 
   A run whose loss is no longer finite, or 1000 times what it was, ends at that very step with a
   warning, and one whose models are not finite at the next row; `history.diverged` then says where
-  and what to try.
+  and what to try. A run that ends early because it no longer gets better says so in
+  `history.stopped`.
 
   Args:
     task: what to train.
@@ -61,12 +66,18 @@ def train(
     reshuffle: whether the data are dealt anew to all workers every epoch.
     replacement: whether each example is drawn independently, as theory has it.
     eval_every: steps between two rows of metrics; None for 20 rows in all.
+    patience: ends the run when so many rows in turn had no better validation_loss than one before;
+      None for never. The task needs a validation set, see `tasks.hold_out`.
     worker_examples: single workers are evaluated on this many test examples at most; the mean
       model on all of them.
     mapping: how the gradients of all workers are computed: 'vmap', 'scan', 'devices', or 'auto'
       for the fastest on this platform; see `decomp.mapping`.
     mesh: spreads workers over devices that exchange packed bytes, see `decomp.simulate`; None
       simulates the exchange.
+    window: keeps the training examples where they are, on the host or in files, and gives the
+      devices the batches of so many steps at a time, read while the steps before run; they hold two
+      such windows. The numbers are the same. None for 32 with `tasks.Records`, else for all
+      examples on the devices.
     network: such as `decomp.cost.lan('100Mbps', '5ms')`: rows then have simulated_seconds, what
       the run would have taken there.
     checkpoint_dir: where to keep checkpoints; None for none.
@@ -89,24 +100,27 @@ def train(
   >>> history[-1]['step'], bool(history[-1]['test_suboptimality'] < 0.1)
   (40, True)
   """
-  counts = {'eval_every': eval_every, 'worker_examples': worker_examples}
+  counts = {'eval_every': eval_every, 'worker_examples': worker_examples, 'window': window}
   counts |= {'steps': steps, 'batch_size': batch_size}
-  arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, **counts)
+  arguments.check(task, checkpoint_dir, resume, [seed], checkpoint_seconds, patience, **counts)
   rows_every, ignore = arguments.interval(eval_every, steps)
   sim = simulate(algorithm, topology, mesh)
   shards = arguments.divide(shards, task, topology, seed)
   sampling = Sampling(shards, batch_size, reshuffle, replacement)
   facts = {
-    **arguments.facts(task, topology, sampling, rows_every, worker_examples),
+    **arguments.facts(task, topology, sampling, rows_every, worker_examples, patience),
     'algorithm': algorithm.name,
     'seed': seed,
     **(config or {}),
   }
   begin = initial(task, seed)
-  program = program_of_one_run(task, sim, sampling, seed, begin, mapping, worker_examples)
+  program = program_of_one_run(
+    task, sim, sampling, seed, begin, mapping, worker_examples, window, steps
+  )
   wire_seconds = None if network is None else arguments.wire_seconds(task, sim, network)
   rows = on_row or (lambda row: None)
-  run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds)
+  run = Run(sim, sampling, sim.bytes_per_step(begin[0]), rows, wire_seconds, patience)
+  ignore = (*ignore, 'patience')  # a run that was stopped may go on with more
   checkpoints = Checkpoints(checkpoint_dir, checkpoint_seconds, resume, facts, ignore)
   with Progress(progress, algorithm.name, steps) as bar:
     (history,) = Loop(program, None, [run], checkpoints, bar).train(begin, steps, rows_every)
@@ -123,10 +137,21 @@ def program_of_one_run(
   begin: PyTree,
   mapping: str,
   worker_examples: int,
+  window: int | None = None,
+  until: int = arguments.MOST_STEPS,
 ) -> Program:
-  """The program of one run: see `train`."""
+  """The program of one run of up to `until` steps: see `train`."""
   n = sim.topology.num_workers
   how, mesh = choose_mapping(task, begin, n, sampling.batch_size, mapping, sim.mesh)
+  if window or isinstance(task.train, Records):
+    run = task, sim, sampling, seed, how, mesh
+    size = min(window or streaming.LENGTH, until)
+    windows = Windows(task.train, Steps(*run), n, size, until, mesh)
+    streamed = StreamedSteps(windows.size, *run, own_examples=True)
+    tests = place(task._replace(train={}), worker_examples, mesh)
+    data = tests._replace(train=windows.shapes)
+    watch = sim.mesh is None
+    return StreamedProgram(windows, lambda _: streamed, data, None, begin, mesh, watch=watch)
   # A worker that is dealt other examples every epoch needs access to all of them.
   own = sim.mesh is not None and not sampling.reshuffle
   steps = Steps(task, sim, sampling, seed, how, mesh, own_examples=own)

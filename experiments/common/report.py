@@ -14,6 +14,7 @@ def summary(history: decomp.History, algorithm: str) -> dict[str, Any]:
   """One run in one row."""
   last = history[-1]
   name, _, rest = algorithm.partition('(')
+  how = 'diverged at ' if history.diverged else 'stopped at ' if history.stopped else ''
   metric = next(m for m in ('test_suboptimality', 'test_accuracy', *last) if m in last)
   return {
     'algorithm': name,
@@ -23,7 +24,7 @@ def summary(history: decomp.History, algorithm: str) -> dict[str, Any]:
     'consensus distance': last['consensus_distance'],
     'MB per worker': last['bytes_sent'] / 1e6,
     'steps/s': history.steps_per_second,
-    'end': f'diverged at step {last["step"]}' if history.diverged else f'step {last["step"]}',
+    'end': f'{how}step {last["step"]}',
   }
 
 

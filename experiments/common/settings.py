@@ -124,6 +124,21 @@ EVAL_EVERY = flags.DEFINE_integer(
 WORKER_EXAMPLES = flags.DEFINE_integer(
   'worker_examples', 2000, 'Test examples that single workers are evaluated on, at most.', 1
 )
+VALIDATION = define_number(
+  'validation',
+  0.0,
+  'Part of the training examples, such as 0.1, that is held out to stop by, and to choose the best '
+  'of a sweep by.',
+  0.0,
+  1.0,
+)
+PATIENCE = flags.DEFINE_integer(
+  'patience',
+  None,
+  'Ends a run when so many rows of metrics in turn had no better validation_loss than one before; '
+  'needs --validation.',
+  1,
+)
 MAPPING = flags.DEFINE_enum(
   'mapping',
   'auto',
@@ -254,13 +269,17 @@ def build_setup(here: bool = True) -> Setup:
   with naming('task', TASK.value):
     check_model(task, graph.num_workers if here else 0)
   if SMOKE.value:
-    few = {name: values[:20] for name, values in task.test.items()}
+    task = task._replace(test=_few(task.test), validation=task.validation and _few(task.validation))
     steps, size = min(3, run_length(shards)), min(4, BATCH_SIZE.value)
-    return Setup(task._replace(test=few), graph, shards, steps, size, 1, mesh)
+    return Setup(task, graph, shards, steps, size, 1, mesh)
   if 'input' in task.train:  # else an example is no more than the number of a worker
     check_batch_size(shards)
   steps = run_length(shards)
   return Setup(task, graph, shards, steps, BATCH_SIZE.value, EVAL_EVERY.value, mesh)
+
+
+def _few(examples: Mapping[str, Any]) -> dict[str, Any]:
+  return {name: values[:20] for name, values in examples.items()}
 
 
 def run_length(shards: Partition) -> int:
@@ -329,8 +348,14 @@ def build_mesh(graph: decomp.Topology) -> Mesh | None:
 
 
 def build_task() -> decomp.Task:
-  """The task of --task."""
-  return build('task', TASK.value, [tasks.named(), models])
+  """The task of --task, with the validation set of --validation."""
+  task = build('task', TASK.value, [tasks.named(), models])
+  if not VALIDATION.value:
+    if PATIENCE.value is not None:
+      raise ValueError(f'--patience={PATIENCE.value}: needs --validation, such as --validation=0.1')
+    return task
+  with naming('validation', VALIDATION.value):
+    return tasks.hold_out(task, VALIDATION.value)
 
 
 def build_algorithm(
@@ -384,6 +409,7 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
       reshuffle=RESHUFFLE.value,
       replacement=REPLACEMENT.value,
       eval_every=setup.eval_every,
+      patience=PATIENCE.value,
       worker_examples=WORKER_EXAMPLES.value,
       mapping=MAPPING.value,
       mesh=setup.mesh,
@@ -399,9 +425,11 @@ def run(setup: Setup, algorithm: decomp.Algorithm, folder: Any) -> decomp.Histor
 def shared_by_resumed(setup: Setup) -> dict[str, Any]:
   """The settings that a run must share with the one it continues.
 
-  A longer run may continue a shorter one, unless the learning rate depends on the length.
+  A longer run may continue a shorter one, unless the learning rate depends on the length, and one
+  with more patience one that was stopped. The validation set is compared by its examples.
   """
-  shared = {k: v for k, v in settings().items() if k not in ('steps', 'epochs', 'eval_every')}
+  free = 'steps', 'epochs', 'eval_every', 'patience', 'validation'
+  shared = {k: v for k, v in settings().items() if k not in free}
   if 'warmup_step_decay' in OPTIMIZER.value:
     shared['steps of the schedule'] = setup.steps
   return shared
@@ -411,6 +439,7 @@ def settings() -> dict[str, Any]:
   """Every flag that decides what a run computes."""
   ours = [TASK, TOPOLOGY, COMPRESSOR, OPTIMIZER, CONSENSUS_RATE, STEPS, EPOCHS, BATCH_SIZE, SEED]
   ours += [PARTITION, RESHUFFLE, REPLACEMENT, EVAL_EVERY, WORKER_EXAMPLES, MAPPING, NETWORK, SMOKE]
+  ours += [VALIDATION, PATIENCE]
   return {holder.name: holder.value for holder in ours}
 
 
