@@ -329,7 +329,7 @@ def test_leaves_get_different_keys():
     (lambda: compressors.top_k(1.5), 'fraction=1.5'),
     (lambda: compressors.random_k('half'), "fraction='half'"),
     (lambda: compressors.chunk_top_k(65, 64), 'k=65: must be a whole number from 1 to 64'),
-    (lambda: compressors.chunk_top_k(1, 0), 'chunk=0: must be a whole number above 0'),
+    (lambda: compressors.chunk_top_k(1, 0), 'chunk=0: must be a whole number of at least 1'),
     (lambda: compressors.low_rank(1.5), 'rank=1.5'),
     (lambda: compressors.dct(compressors.fixed_grid(4, 1.0), 8), 'must scale with its input'),
   ],

@@ -288,6 +288,14 @@ def stop_with(numbers, patch):
   patch.setattr(compiled.Program, 'advance', stopped)
 
 
+@pytest.fixture
+def hangup_ends():
+  """Also where the tests run under nohup, which a program respects."""
+  before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+  yield
+  signal.signal(signal.SIGHUP, before)
+
+
 def stopped_by(numbers, program, monkeypatch, *args):
   with monkeypatch.context() as patch:
     stop_with(numbers, patch)
@@ -305,6 +313,7 @@ def steps_of(path):
   return sorted(int(entry.name) for entry in path.iterdir() if entry.name.isdigit())
 
 
+@pytest.mark.usefixtures('hangup_ends')
 def test_signals_save_and_the_run_goes_on(train, tmp_path, monkeypatch, capsys):
   """Its numbers are those of a run that nothing disturbs. Signals may come twice."""
   path = tmp_path / 'stopped'

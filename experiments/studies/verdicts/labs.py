@@ -12,7 +12,7 @@ import optax
 
 import decomp
 from decomp import algorithms, compressors, data, metrics, models, spec, tasks, theory, topology
-from decomp.tasks.data import partition
+from decomp.training import arguments
 from experiments.studies.verdicts.cells import QUADRATIC, Cell
 
 ROWS = 20
@@ -132,13 +132,7 @@ class Digits(Lab):
   def __init__(self, cell: Cell):
     self.graph, self.optimizer = _graph(cell), _optimizer(cell)
     task = tasks.digits(models.mlp(10, hidden=(32,)))
-    makers: Any = {
-      'iid': partition.iid,
-      'by_label': partition.by_label,
-      'dirichlet': partition.dirichlet,
-    }
-    labels, n = task.train['label'], self.graph.num_workers
-    shards = spec.build(cell.data, makers, kind='data', labels=labels, num_workers=n)
+    shards = arguments.deal(cell.data, task, self.graph.num_workers, seed=0)
     self.start, state = task.init(jax.random.key(0))
     self.gradients = theory.task_gradients(task, state, shards, batch_size=16)
     everything = {name: jnp.asarray(values) for name, values in task.train.items()}
