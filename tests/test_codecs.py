@@ -26,7 +26,7 @@ def test_every_codec_is_in_the_study():
 
 
 def test_program(monkeypatch, tmp_path):
-  program = Program('studies.codecs', monkeypatch)
+  program = Program('studies.codecs.__main__', monkeypatch)
   program('--smoke', f'--output={tmp_path}')
   rows = json.loads((tmp_path / 'results.json').read_text())['rows']
   assert [row['codec'] for row in rows] == study.FAMILIES['stochastic_quantizer']
