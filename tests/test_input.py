@@ -72,7 +72,7 @@ FAMILIES = {
 
 PLAIN = """
   steps epochs batch_size seed eval_every worker_examples consensus_rate mapping checkpoint_seconds
-  devices host_devices
+  devices host_devices validation patience
 """.split()  # noqa: SIM905
 
 
