@@ -5,6 +5,7 @@ import math
 import sys
 import xml.etree.ElementTree as ET
 
+import pandas
 import pytest
 
 import decomp
@@ -58,7 +59,6 @@ def test_a_flat_curve_and_one_below_zero():
 
 
 def test_pandas():
-  pandas = pytest.importorskip('pandas')
   frame = history().to_pandas()
   assert isinstance(frame, pandas.DataFrame)
   assert list(frame.columns) == ['step', 'test_loss', 'bytes_sent', 'train_loss']

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from test_experiments import TINY, Program
 
 import decomp
@@ -265,9 +266,8 @@ def test_exports(trained, tmp_path, monkeypatch):
 
 
 def test_safetensors(trained, tmp_path):
-  safetensors = pytest.importorskip('safetensors.numpy')
   run = decomp.load(trained[1])
   run.export(tmp_path / 'model.safetensors')
-  found = safetensors.load_file(tmp_path / 'model.safetensors')
+  found = safetensors.numpy.load_file(tmp_path / 'model.safetensors')
   np.testing.assert_array_equal(found['params.Dense_0.kernel'], run.params['Dense_0']['kernel'])
   assert 'model_state.batch_stats.BatchNorm_0.mean' in found

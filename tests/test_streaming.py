@@ -2,6 +2,7 @@
 
 import functools
 
+import grain
 import jax
 import numpy as np
 import optax
@@ -110,6 +111,5 @@ def test_what_wants_all_at_once():
 
 
 def test_grain_is_a_source():
-  grain = pytest.importorskip('grain')
   dataset = grain.MapDataset.range(40).map(lambda i: (X[i], Y[i]))
   assert_same(train(make(tasks.Records(dataset)), window=7), on_arrays())
